@@ -1,0 +1,41 @@
+# `make demo` and `make test` need nothing but Python 3.11 or later and a C compiler; everything else is set up here, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## create the virtual environment with every version pinned
+
+# PIP_CONSTRAINT reaches the build environments too, which -c does not
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv --clear $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet --editable ".[dev]"
+	@touch $@
+
+demo: setup ## train, time and draw the embedded example: numbers, and a picture in demo/
+	$(BIN)/linformer demo
+
+test: setup ## run all tests
+	$(BIN)/pytest --numprocesses 2
+
+lint: setup ## check style, types and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## mend style and formatting where that can be done by machine
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about an hour; resumes)
+	$(BIN)/python benchmarks/attention.py
+
+clean: ## remove what these targets made, results/ excepted
+	rm -rf $(VENV) demo .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

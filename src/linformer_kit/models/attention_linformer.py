@@ -1,0 +1,414 @@
+"""The equation, the order of its products, and the layer.
+
+    keys_K   = Eᵀ X · W_K + b_K
+    values_K = Fᵀ X · W_V + b_V
+    out      = softmax(Q keys_Kᵀ / √D) values_K · W_O + b_O,    Q = X W_Q + b_Q
+
+Every product is linear, so the same result can be had in several orders at very different cost. `cheapest_key_order` and
+`cheapest_query_order` choose from the shapes alone.
+
+Shapes: B batch, L queries, N tokens that give the keys, K projected length, M matrices, H heads, G key-value heads,
+D head size, C model size.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .projection_linformer import DenseProjection, Projection, check_projection_options, make_projection, real_tokens_first
+from .validation_linformer import boolean, boolean_mask, check_features, positive_integer, probability
+
+# queries attended to at once when no gradient is wanted; any more only cost memory
+QUERY_CHUNK = 4096
+
+KeyOrder = Literal["sequence first", "features first"]
+QueryOrder = Literal["per head", "folded"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The order of the products for one shape, and what it costs.
+
+    `keys`: `(Eᵀ X) W` ("sequence first") or `Eᵀ (X W)` ("features first").
+    `queries`: `(X W_Q) keysᵀ` and `(weights values) W_O` ("per head"), or `X (W_Q keysᵀ)` and `weights (values W_O)` ("folded").
+    """
+
+    keys: KeyOrder
+    queries: QueryOrder
+    multiply_adds: int
+
+
+class KeysValues(NamedTuple):
+    """A context, projected: all that queries need to know of it. K rows, whatever its length."""
+
+    keys_BGKD: Tensor
+    values_BGKD: Tensor
+    present_BK: Tensor | None  # False at rows that take no part in the softmax
+
+
+def key_costs(projection: Projection, length: int, channels: int, features: int) -> dict[KeyOrder, int]:
+    """Multiply-adds of one example's keys and values in each order they can be computed in; `features` is G·D."""
+    rows = projection.rows(length)
+    costs: dict[KeyOrder, int] = {
+        "sequence first": projection.multiply_adds_per_channel(length) * channels + 2 * rows * channels * features
+    }
+    if isinstance(projection, DenseProjection):
+        costs["features first"] = (
+            projection.own_multiply_adds_per_channel(length) * channels
+            + 2 * length * channels * features
+            + 2 * length * rows * features
+        )
+    return costs
+
+
+def query_costs(queries: int, rows: int, channels: int, heads: int, head_dim: int) -> dict[QueryOrder, int]:
+    """Multiply-adds of one example's queries, attention and output in each order."""
+    features = heads * head_dim
+    return {
+        "per head": 2 * queries * channels * features + 2 * queries * rows * features,
+        "folded": 2 * queries * channels * heads * rows + 2 * rows * channels * features,
+    }
+
+
+def softmax_attention(
+    query: Tensor, keys: Tensor, values: Tensor, present: Tensor | None, dropout: float, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """`softmax(query keysᵀ / √D) values` over (..., L, D) and (..., K, D); the weights, before dropout, on request."""
+    if not need_weights:  # the same line, fused: the L × K weights are never stored
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=present, dropout_p=dropout), None
+    scores = query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if present is not None:
+        scores = scores.masked_fill(~present, -torch.inf)
+    weights = scores.softmax(dim=-1).to(values.dtype)
+    return F.dropout(weights, dropout) @ values, weights
+
+
+def in_chunks(attend: Callable[[Tensor], tuple[Tensor, Tensor | None]], x: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
+    """`attend(x)`, `step` queries at a time: beyond input and output, memory does not grow with their number."""
+    first, weights = attend(x[:, :step])
+    outputs, all_weights = first.new_empty(*x.shape[:2], first.shape[-1]), [weights]
+    outputs[:, :step] = first
+    for start in range(step, x.shape[1], step):
+        outputs[:, start : start + step], weights = attend(x[:, start : start + step])
+        all_weights.append(weights)
+    return outputs, None if weights is None else torch.cat([w for w in all_weights if w is not None], dim=2)
+
+
+class MultiHeadLayer(nn.Module):
+    """What all our attentions share: W_Q, W_K, W_V, W_O, the sizes of heads, and one projection, owned or handed in."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        max_length: int,
+        projected_length: int,
+        head_dim: int | None,
+        num_kv_heads: int | None,
+        projection: str,
+        sharing: str,
+        rescale: bool,
+        dropout: float,
+        bias: bool,
+    ):
+        super().__init__()
+        self.embed_dim = positive_integer("embed_dim", embed_dim)
+        self.num_heads = positive_integer("num_heads", num_heads)
+        if head_dim is None and embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}; "
+                "choose sizes that divide, or give head_dim yourself"
+            )
+        self.head_dim = positive_integer("head_dim", embed_dim // num_heads if head_dim is None else head_dim)
+        self.num_kv_heads = positive_integer("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads)
+        if num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}; "
+                "each key-value head serves the same number of heads"
+            )
+        boolean("bias", bias)
+        self.sharing = sharing
+        self.dropout = probability("dropout", dropout)
+
+        self.query = nn.Linear(embed_dim, self.num_heads * self.head_dim, bias=bias)
+        self.key = nn.Linear(embed_dim, self.num_kv_heads * self.head_dim, bias=bias)
+        self.value = nn.Linear(embed_dim, self.num_kv_heads * self.head_dim, bias=bias)
+        self.output = nn.Linear(self.num_heads * self.head_dim, embed_dim, bias=bias)
+        check_projection_options(projection, max_length, projected_length, sharing, rescale)
+        # what layers share has one owner, who hands it down; registered in each layer it could not be saved
+        self.projection = (
+            None
+            if sharing == "layerwise"
+            else make_projection(
+                projection,
+                embed_dim=embed_dim,
+                max_length=max_length,
+                projected_length=projected_length,
+                sharing=sharing,
+                num_kv_heads=self.num_kv_heads,
+                rescale=rescale,
+            )
+        )
+        for linear in (self.query, self.key, self.value, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def _projection(self, handed_in: Projection | None) -> Projection:
+        """The projection to use: this layer's own, or under `sharing="layerwise"` the one handed in."""
+        if self.projection is not None:
+            if handed_in is not None:
+                raise ValueError(
+                    f"a projection was handed in, but with sharing={self.sharing!r} this layer owns one; "
+                    "leave it out, or build the layer with sharing='layerwise'"
+                )
+            return self.projection
+        if not isinstance(handed_in, Projection):
+            raise ValueError(
+                f"sharing='layerwise' needs the shared projection, but got {handed_in!r}; build one with "
+                "make_projection(..., sharing='layerwise') and pass it as projection= to every layer"
+            )
+        if handed_in.matrices != 1:
+            raise ValueError(f"the projection handed in has {handed_in.matrices} matrices; one made with sharing='layerwise' has 1")
+        if handed_in.embed_dim not in (None, self.embed_dim):
+            raise ValueError(
+                f"the projection handed in is for embed_dim={handed_in.embed_dim}; this layer has embed_dim={self.embed_dim}"
+            )
+        return handed_in
+
+    def _project_rows(self, linear: nn.Linear, rows_BMKC: Tensor) -> Tensor:
+        """`rows · W + b` per key-value head, (B, G, K, D), where M is 1 (rows for all heads) or G (rows for each)."""
+        per_head = (self.num_kv_heads, self.head_dim)
+        if rows_BMKC.shape[1] == 1:
+            return linear(rows_BMKC[:, 0]).unflatten(-1, per_head).transpose(1, 2)
+        if type(linear) is nn.Linear:
+            weight_GDC, bias = linear.weight.unflatten(0, per_head), linear.bias
+            features_BGKD = torch.einsum("bgkc,gdc->bgkd", rows_BMKC, weight_GDC)
+            return features_BGKD if bias is None else features_BGKD + bias.unflatten(0, per_head)[:, None]
+        # an adapter has no weight to cut by heads: run it whole on each head's rows and keep that head's part
+        return linear(rows_BMKC).unflatten(-1, per_head).diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+    def _for_every_head(self, features_BGKD: Tensor) -> Tensor:
+        """(B, G, K, D) to (B, H, K, D)."""
+        return features_BGKD.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+
+    def _dropout_now(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def extra_repr(self) -> str:
+        return (
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, "
+            f"num_kv_heads={self.num_kv_heads}, sharing={self.sharing!r}, dropout={self.dropout}"
+        )
+
+
+class LinformerAttention(MultiHeadLayer):
+    """Multi-head attention whose keys and values are shortened from N to `projected_length` rows: cost linear in N.
+
+    >>> attention = LinformerAttention(embed_dim=64, num_heads=4, max_length=1024, projected_length=32)
+    >>> x = torch.randn(2, 1000, 64)
+    >>> attention(x).shape
+    torch.Size([2, 1000, 64])
+    >>> mask = torch.arange(1000) < torch.tensor([[1000], [300]])  # True at real tokens
+    >>> torch.allclose(attention(x, mask=mask)[1, :300], attention(x[1:, :300])[0], atol=1e-5)
+    True
+    >>> output, weights = attention(x, need_weights=True)
+    >>> weights.shape
+    torch.Size([2, 4, 1000, 32])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        max_length: int = 512,
+        projected_length: int = 128,
+        head_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        projection: str = "linear",
+        sharing: str = "headwise",
+        rescale: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
+        super().__init__(
+            embed_dim,
+            num_heads,
+            max_length=max_length,
+            projected_length=projected_length,
+            head_dim=head_dim,
+            num_kv_heads=num_kv_heads,
+            projection=projection,
+            sharing=sharing,
+            rescale=rescale,
+            dropout=dropout,
+            bias=bias,
+        )
+
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        projection: Projection | None = None,
+        need_weights: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        projection: Projection | None = None,
+        need_weights: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x, context=None, *, mask=None, projection=None, need_weights=False):
+        """Attend from `x` (B, L, C) to `context` (B, N, C), by default to `x` itself; gives (B, L, C).
+
+        `mask` (B, N) is True at the real tokens of what gives the keys. An example without any attends to nothing: its
+        output is b_O. `projection` is the shared one, under `sharing="layerwise"` only. With `need_weights` the
+        (B, H, L, K) weights come too.
+        """
+        check_features("x", x, self.embed_dim, next(self.parameters()))
+        if context is not None:
+            check_features("context", context, self.embed_dim, next(self.parameters()))
+            if context.shape[0] != x.shape[0]:
+                raise ValueError(f"x holds {x.shape[0]} examples but context {context.shape[0]}; give each example its context")
+        output, weights = self.attend(x, self.project(x if context is None else context, mask, projection), need_weights)
+        return (output, weights) if need_weights else output
+
+    def project(self, context: Tensor, mask: Tensor | None = None, projection: Projection | None = None) -> KeysValues:
+        """The keys and values of `context` (B, N, C): what is worth keeping when many queries will come, one after another."""
+        projection = self._projection(projection)
+        check_features("context", context, self.embed_dim, next(self.parameters()))
+        if projection.max_length is not None and context.shape[1] > projection.max_length:
+            raise ValueError(
+                f"input has {context.shape[1]} tokens but max_length is {projection.max_length}; truncate it, "
+                "or use projection='dynamic', 'conv', 'mean' or 'max', which take any length"
+            )
+        lengths_B = None
+        if mask is not None:
+            # padding is zeroed before projecting: E mixes positions, a mask after it is too late
+            context, lengths_B, _ = real_tokens_first(context, boolean_mask("mask", mask, context))
+        order = self._key_order(projection, context.shape[1])
+        keys, values, present = (self._sequence_first if order == "sequence first" else self._features_first)(
+            projection, context, lengths_B
+        )
+        if lengths_B is not None:
+            nothing_B = lengths_B == 0
+            values = values.masked_fill(nothing_B[:, None, None, None], 0)
+            # an empty softmax is nan: let it run over everything, the values are zero
+            present = None if present is None else present | nothing_B[:, None]
+        return KeysValues(keys, values, present)
+
+    def attend(self, x: Tensor, context: KeysValues, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Attend from `x` (B, L, C) to a context that `project` has prepared."""
+        order = self._query_order(x.shape[1], context.keys_BGKD.shape[2])
+        attend = self._folded(context, need_weights) if order == "folded" else self._per_head(context, need_weights)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[0] * x.shape[1] <= QUERY_CHUNK:
+            return attend(x)
+        return in_chunks(attend, x, max(1, QUERY_CHUNK // x.shape[0]))
+
+    def plan(self, length: int, batch: int = 1, context_length: int | None = None, projection: Projection | None = None) -> Plan:
+        """The cheapest order of the products for `length` queries, with its multiply-adds for the whole batch.
+
+        >>> LinformerAttention(512, 8, max_length=4096, projected_length=32).plan(4096)
+        Plan(keys='sequence first', queries='folded', multiply_adds=1241513984)
+        >>> LinformerAttention(512, 8, max_length=4096, projected_length=128, sharing="none").plan(4096).keys
+        'features first'
+        """
+        positive_integer("length", length)
+        positive_integer("batch", batch)
+        context_length = length if context_length is None else positive_integer("context_length", context_length)
+        projection = self._projection(projection)
+        keys = self._key_order(projection, context_length)
+        rows = projection.rows(context_length)
+        queries = self._query_order(length, rows)
+        cost = key_costs(projection, context_length, self.embed_dim, self.num_kv_heads * self.head_dim)[keys]
+        cost += query_costs(length, rows, self.embed_dim, self.num_heads, self.head_dim)[queries]
+        return Plan(keys, queries, batch * cost)
+
+    def _key_order(self, projection: Projection, length: int) -> KeyOrder:
+        costs = key_costs(projection, length, self.embed_dim, self.num_kv_heads * self.head_dim)
+        if not (type(self.key) is type(self.value) is nn.Linear):
+            return "sequence first"  # adapters wrap the linear layers: they can be called, but not taken apart
+        return min(costs, key=lambda order: costs[order])
+
+    def _query_order(self, queries: int, rows: int) -> QueryOrder:
+        costs = query_costs(queries, rows, self.embed_dim, self.num_heads, self.head_dim)
+        if not (type(self.query) is type(self.output) is nn.Linear):
+            return "per head"
+        return min(costs, key=lambda order: costs[order])
+
+    def _sequence_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
+        """`(Eᵀ X) W + b`."""
+        rows_BMKC, present_BK = projection(x_BNC, lengths_B)
+        half = projection.matrices // 2  # E = F when there is only one matrix
+        keys_BGKD = self._project_rows(self.key, rows_BMKC[:, :half] if half else rows_BMKC)
+        values_BGKD = self._project_rows(self.value, rows_BMKC[:, half:])
+        return KeysValues(keys_BGKD, values_BGKD, present_BK)
+
+    def _features_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
+        """`Eᵀ (X W) + b`: the bias last, so that columns of E do not scale it."""
+        assert isinstance(projection, DenseProjection)
+        E, scale = projection.matrices_for(x_BNC, lengths_B)
+        half = projection.matrices // 2
+
+        def project(linear: nn.Linear, matrices: slice) -> Tensor:
+            features_BNGD = F.linear(x_BNC, linear.weight).unflatten(-1, (self.num_kv_heads, self.head_dim))
+            E_one = E[..., matrices, :].expand(*E.shape[:-2], self.num_kv_heads, -1)
+            equation = "ngk,bngd->bgkd" if E.dim() == 3 else "bngk,bngd->bgkd"
+            projected_BGKD = torch.einsum(equation, E_one, features_BNGD)
+            if scale is not None:
+                projected_BGKD = projected_BGKD * scale[..., matrices, :, None]
+            bias = linear.bias
+            return (
+                projected_BGKD if bias is None else projected_BGKD + bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None]
+            )
+
+        return KeysValues(project(self.key, slice(0, half or 1)), project(self.value, slice(half, None)), None)
+
+    def _per_head(self, context: KeysValues, need_weights: bool):
+        """`softmax((X W_Q + b_Q) keysᵀ) values · W_O + b_O`."""
+        keys_BHKD, values_BHKD = self._for_every_head(context.keys_BGKD), self._for_every_head(context.values_BGKD)
+        present = None if context.present_BK is None else context.present_BK[:, None, None, :]
+
+        def attend(x_BLC: Tensor) -> tuple[Tensor, Tensor | None]:
+            query_BHLD = self.query(x_BLC).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            heads_BHLD, weights = softmax_attention(query_BHLD, keys_BHKD, values_BHKD, present, self._dropout_now(), need_weights)
+            return self.output(heads_BHLD.transpose(1, 2).flatten(2)), weights
+
+        return attend
+
+    def _folded(self, context: KeysValues, need_weights: bool):
+        """`softmax(X (W_Q keysᵀ) + b_Q keysᵀ) (values W_O) + b_O`: queries and heads are never computed."""
+        heads = (self.num_heads, self.head_dim)
+        keys_BHKD = self._for_every_head(context.keys_BGKD) / math.sqrt(self.head_dim)
+        folded_keys_BFC = torch.einsum("bhkd,hdc->bhkc", keys_BHKD, self.query.weight.unflatten(0, heads)).flatten(1, 2)
+        folded_bias_BHK = keys_BHKD.new_zeros(keys_BHKD.shape[:3])
+        if self.query.bias is not None:
+            folded_bias_BHK = torch.einsum("bhkd,hd->bhk", keys_BHKD, self.query.bias.unflatten(0, heads))
+        if context.present_BK is not None:
+            folded_bias_BHK = folded_bias_BHK.masked_fill(~context.present_BK[:, None], -torch.inf)
+        values_BHKD = self._for_every_head(context.values_BGKD)
+        folded_values_BFC = torch.einsum("bhkd,chd->bhkc", values_BHKD, self.output.weight.unflatten(1, heads)).flatten(1, 2)
+
+        def attend(x_BLC: Tensor) -> tuple[Tensor, Tensor | None]:
+            scores_BLF = torch.baddbmm(folded_bias_BHK.flatten(1)[:, None], x_BLC, folded_keys_BFC.transpose(1, 2))
+            weights_BLHK = scores_BLF.unflatten(-1, (self.num_heads, -1)).softmax(dim=-1)
+            dropped_BLF = F.dropout(weights_BLHK, self._dropout_now()).flatten(2).to(folded_values_BFC.dtype)
+            output_BLC = dropped_BLF @ folded_values_BFC
+            output_BLC = output_BLC if self.output.bias is None else output_BLC + self.output.bias
+            return output_BLC, weights_BLHK.transpose(1, 2) if need_weights else None
+
+        return attend

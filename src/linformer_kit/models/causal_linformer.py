@@ -1,0 +1,245 @@
+"""The block-causal layer and its cache.
+
+No mask over an N × K score matrix can hide the future once E has mixed it in. So the projection works inside blocks: each
+finished block becomes `slots` summary rows, and a query attends, in one softmax, to its own block up to itself and to the
+summaries of the blocks before it.
+
+Shapes: B batch, T new tokens, P the tokens since the last finished block (open block, then new ones), S summary rows,
+H heads, G key-value heads, D head size, F = G·D, C model size.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .attention_linformer import MultiHeadLayer, softmax_attention
+from .projection_linformer import Projection, real_positions, real_tokens_first
+from .validation_linformer import boolean_mask, check_features, positive_integer
+
+# queries attended to at once, in whole blocks: enough for fast products, few enough to skip most of what they must not see
+QUERY_CHUNK = 128
+
+
+# one number for the whole batch, or, once examples were padded, a tensor (B,) with one for each
+Count = int | Tensor
+
+
+class Summaries(NamedTuple):
+    """What stands for the finished blocks."""
+
+    keys_BSF: Tensor
+    values_BSF: Tensor
+
+
+class Tokens(NamedTuple):
+    """Tokens as they are, with their keys and values."""
+
+    x_BPC: Tensor
+    keys_BPF: Tensor
+    values_BPF: Tensor
+
+
+@dataclass(frozen=True)
+class CausalCache:
+    """What is kept between calls of `CausalLinformerAttention.step`: summary rows of finished blocks, and the open block.
+
+    Padded examples have seen different numbers of tokens. Then `seen` is a tensor (B,) instead of a number, and each
+    example's rows come first in `summaries` and `open`.
+    """
+
+    summaries: Summaries
+    open: Tokens
+    seen: Count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.summaries, *self.open))
+
+    def reorder(self, index_B: Tensor) -> "CausalCache":
+        """The cache of these examples of the batch, as beam search wants it."""
+        return replace(
+            self,
+            summaries=Summaries(*(rows[index_B] for rows in self.summaries)),
+            open=Tokens(*(rows[index_B] for rows in self.open)),
+            seen=self.seen if isinstance(self.seen, int) else self.seen[index_B],
+        )
+
+
+def append_rows(old: Iterable[Tensor], new: Iterable[Tensor], old_count: Count, new_count: Count) -> list[Tensor]:
+    """Of each pair of tensors, every example's first `old_count` old rows, then its first `new_count` new ones."""
+    joined = [torch.cat(pair, dim=1) for pair in zip(old, new, strict=True)]
+    if isinstance(old_count, int):
+        return joined
+    old_rows, new_rows = (next(iter(rows)).shape[1] for rows in (old, new))
+    in_use = [real_positions(old_rows, old_count), real_positions(new_rows, torch.zeros_like(old_count) + new_count)]
+    return [real_tokens_first(rows, torch.cat(in_use, dim=1))[0] for rows in joined]
+
+
+def as_column(count: Count, device: torch.device) -> Tensor:
+    """(1, 1) of a number, (B, 1) of a number per example."""
+    return torch.full((1, 1), count, device=device) if isinstance(count, int) else count[:, None]
+
+
+def visible(query_XQ: Tensor, token_XP: Tensor, summary_S: Tensor, block_length: int) -> Tensor:
+    """(X, Q, S + P): which summaries and tokens a query sees, given their positions and, of summaries, the blocks."""
+    query_XQ1, token_X1P = query_XQ[..., None], token_XP[:, None]
+    own_block = token_X1P // block_length == query_XQ1 // block_length
+    finished = summary_S < query_XQ1 // block_length
+    return torch.cat([finished, own_block & (token_X1P <= query_XQ1)], dim=-1)
+
+
+class CausalLinformerAttention(MultiHeadLayer):
+    """Strictly causal attention over any length: the own block exactly, finished blocks as `slots` summary rows each.
+
+    >>> attention = CausalLinformerAttention(embed_dim=64, num_heads=4, block_length=32, slots=4)
+    >>> x = torch.randn(2, 100, 64)
+    >>> whole = attention(x)
+    >>> start, cache = attention.step(x[:, :70])  # the same outputs, piece by piece
+    >>> rest, cache = attention.step(x[:, 70:], cache)
+    >>> torch.allclose(torch.cat([start, rest], dim=1), whole, atol=1e-5)
+    True
+    >>> [rows.shape[1] for rows in (cache.summaries.keys_BSF, cache.open.keys_BPF)]  # 3 blocks of 32, and 4 tokens
+    [12, 4]
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        block_length: int = 128,
+        slots: int = 4,
+        head_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        projection: str = "linear",
+        sharing: str = "headwise",
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
+        super().__init__(
+            embed_dim,
+            num_heads,
+            max_length=positive_integer("block_length", block_length),
+            projected_length=positive_integer("slots", slots),
+            head_dim=head_dim,
+            num_kv_heads=num_kv_heads,
+            projection=projection,
+            sharing=sharing,
+            rescale=False,  # only full blocks are projected
+            dropout=dropout,
+            bias=bias,
+        )
+        self.block_length = block_length
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, projection: Projection | None = None, need_weights: bool = False):
+        """Attend from every token of `x` (B, T, C) to itself and to what came before; gives (B, T, C).
+
+        `mask` (B, T) is True at real tokens; padding may stand anywhere. With `need_weights` also the (B, H, T, S + T)
+        weights: first on the summaries, then on the tokens, real ones first.
+        """
+        output, weights, _ = self._advance(x, None, mask, projection, need_weights=need_weights)
+        return (output, weights) if need_weights else output
+
+    def step(
+        self, x: Tensor, cache: CausalCache | None = None, *, mask: Tensor | None = None, projection: Projection | None = None
+    ) -> tuple[Tensor, CausalCache]:
+        """The outputs of new tokens `x` (B, T, C), and the cache to pass with the next ones. The old cache stays valid."""
+        output, _, new_cache = self._advance(x, cache, mask, projection, keep=True)
+        return output, new_cache
+
+    def _advance(self, x: Tensor, cache, mask, projection, need_weights=False, keep=False):
+        """Join new tokens to the open block, summarise what is finished, attend: output, weights, and the cache to `keep`."""
+        check_features("x", x, self.embed_dim, next(self.parameters()))
+        projection = self._projection(projection)
+        new: Count = x.shape[1]
+        if mask is not None:
+            x, new, order_BT = real_tokens_first(x, boolean_mask("mask", mask, x))
+        seen: Count = 0
+        tokens = Tokens(x, self.key(x), self.value(x))
+        if cache is not None:
+            if cache.open.x_BPC.shape[0] != x.shape[0]:
+                raise ValueError(
+                    f"x holds {x.shape[0]} examples but the cache {cache.open.x_BPC.shape[0]}; pass the cache of this batch"
+                )
+            seen = cache.seen if isinstance(new, int) else cache.seen + torch.zeros_like(new)
+            tokens = Tokens(*append_rows(cache.open, tokens, seen % self.block_length, new))
+        summaries = self._summarise(projection, tokens.x_BPC)
+        slots = projection.rows(self.block_length)
+        if cache is not None:
+            before, after = seen // self.block_length, (seen + new) // self.block_length
+            summaries = Summaries(*append_rows(cache.summaries, summaries, before * slots, (after - before) * slots))
+
+        heads_BTF, weights = self._attend(self.query(x), tokens, summaries, seen, slots, need_weights)
+        output = self.output(heads_BTF)
+        if mask is not None:  # back to where the tokens stood
+            batch_B1, place_BT = torch.arange(x.shape[0], device=x.device)[:, None], order_BT.argsort(dim=1)
+            output = output[batch_B1, place_BT]
+            weights = weights if weights is None else weights.transpose(1, 2)[batch_B1, place_BT].transpose(1, 2)
+        return output, weights, self._keep(summaries, tokens, seen, seen + new, slots) if keep else None
+
+    def _summarise(self, projection: Projection, x_BPC: Tensor) -> Summaries:
+        """`slots` rows for each finished block."""
+        batch, blocks = x_BPC.shape[0], x_BPC.shape[1] // self.block_length
+        blocks_XNC = x_BPC[:, : blocks * self.block_length].reshape(batch * blocks, self.block_length, self.embed_dim)
+        rows_XMKC = projection(blocks_XNC).rows_BMKC
+        half = projection.matrices // 2  # E = F when there is only one matrix
+
+        def rows(linear, rows_XMKC: Tensor) -> Tensor:
+            return self._project_rows(linear, rows_XMKC).transpose(1, 2).reshape(batch, -1, self.num_kv_heads * self.head_dim)
+
+        return Summaries(rows(self.key, rows_XMKC[:, :half] if half else rows_XMKC), rows(self.value, rows_XMKC[:, half:]))
+
+    def _attend(self, query_BTF: Tensor, tokens: Tokens, summaries: Summaries, seen: Count, slots: int, need_weights: bool):
+        """Each chunk of queries against the summaries before it and the tokens around it; `seen` tokens came before all of them."""
+        block, device = self.block_length, query_BTF.device
+        all_tokens, all_summaries = tokens.x_BPC.shape[1], summaries.keys_BSF.shape[1]
+        first_token_X1 = as_column(seen, device) // block * block
+        chunk, outputs, all_weights = max(1, QUERY_CHUNK // block) * block, [], []
+        for first in range(0, query_BTF.shape[1], chunk):
+            query_BHQD = query_BTF[:, first : first + chunk].unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            after = first + query_BHQD.shape[2]
+            if isinstance(seen, int):
+                low, high = (seen % block + first) // block * block, seen % block + after
+                before = (seen + after - 1) // block * slots
+            else:  # every example stands elsewhere in its block: take what any of them may see
+                low, high, before = first // block * block, min(after + block - 1, all_tokens), all_summaries
+            visible_XQK = visible(
+                as_column(seen, device) + torch.arange(first, after, device=device),
+                first_token_X1 + torch.arange(low, high, device=device),
+                torch.arange(before, device=device) // slots,
+                block,
+            )
+            keys_BHKD = self._heads(torch.cat([summaries.keys_BSF[:, :before], tokens.keys_BPF[:, low:high]], dim=1))
+            values_BHKD = self._heads(torch.cat([summaries.values_BSF[:, :before], tokens.values_BPF[:, low:high]], dim=1))
+            heads_BHQD, weights_BHQK = softmax_attention(
+                query_BHQD, keys_BHKD, values_BHKD, visible_XQK[:, None], self._dropout_now(), need_weights
+            )
+            outputs.append(heads_BHQD.transpose(1, 2).flatten(2))
+            if weights_BHQK is not None:  # in the columns of all summaries and all tokens
+                on_summaries, on_tokens = weights_BHQK.split([before, high - low], dim=-1)
+                on_summaries = F.pad(on_summaries, (0, all_summaries - before))
+                all_weights.append(torch.cat([on_summaries, F.pad(on_tokens, (low, all_tokens - high))], dim=-1))
+        return torch.cat(outputs, dim=1), torch.cat(all_weights, dim=2) if need_weights else None
+
+    def _heads(self, features_BKF: Tensor) -> Tensor:
+        """(B, K, F) to (B, H, K, D)."""
+        return self._for_every_head(features_BKF.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2))
+
+    def _keep(self, summaries: Summaries, tokens: Tokens, seen_before: Count, seen: Count, slots: int) -> CausalCache:
+        """The summaries of finished blocks and the tokens of the open one; copies, which do not keep the whole input alive."""
+        blocks, still_open = seen // self.block_length, seen % self.block_length
+        first_open = (blocks - seen_before // self.block_length) * self.block_length
+        if isinstance(still_open, int):
+            kept = Tokens(*(rows[:, first_open : first_open + still_open].clone() for rows in tokens))
+        else:
+            place_BP = as_column(first_open, still_open.device) + torch.arange(int(still_open.max()), device=still_open.device)
+            batch_B1 = torch.arange(len(still_open), device=still_open.device)[:, None]
+            # examples with a shorter open block fill up with rows that nothing will see
+            kept = Tokens(*(rows[batch_B1, place_BP.clamp(max=rows.shape[1] - 1)] for rows in tokens))
+        most = (blocks if isinstance(blocks, int) else int(blocks.max())) * slots
+        return CausalCache(Summaries(*(rows[:, :most].clone() for rows in summaries)), kept, seen)

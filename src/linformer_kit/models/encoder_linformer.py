@@ -1,0 +1,173 @@
+"""A stack of attention and feed-forward over features: (B, N, C) to (B, N, C)."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .attention_linformer import LinformerAttention
+from .projection_linformer import Projection, make_projection
+from .validation_linformer import boolean, boolean_mask, check_features, choice, positive_integer, probability
+
+FEED_FORWARDS = ("gelu", "relu", "gated", "none")
+
+
+class FeedForward(nn.Module):
+    """`activation(X W_1 + b_1) W_2 + b_2`; "gated" multiplies GELU of one half of the inner features with the other."""
+
+    def __init__(self, embed_dim: int, inner_dim: int, kind: str, dropout: float):
+        super().__init__()
+        self.kind = kind
+        self.inner = nn.Linear(embed_dim, 2 * inner_dim if kind == "gated" else inner_dim)
+        self.outer = nn.Linear(inner_dim, embed_dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BNC: Tensor) -> Tensor:
+        inner = self.inner(x_BNC)
+        match self.kind:
+            case "gelu":
+                inner = F.gelu(inner)
+            case "relu":
+                inner = F.relu(inner)
+            case _:
+                gate, inner = inner.chunk(2, dim=-1)
+                inner = F.gelu(gate) * inner
+        return self.dropout(self.outer(self.dropout(inner)))
+
+
+class LinformerEncoderLayer(nn.Module):
+    """Attention and feed-forward, each with its residual and norm."""
+
+    def __init__(self, attention: LinformerAttention, feed_forward: FeedForward | None, norm_first: bool):
+        super().__init__()
+        self.norm_first = norm_first
+        self.attention = attention
+        self.attention_norm = nn.LayerNorm(attention.embed_dim)
+        self.feed_forward = feed_forward
+        self.feed_forward_norm = nn.LayerNorm(attention.embed_dim) if feed_forward is not None else None
+
+    def forward(
+        self, x_BNC: Tensor, mask_BN: Tensor | None = None, projection: Projection | None = None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        attended, weights = self._attend(
+            self.attention_norm(x_BNC) if self.norm_first else x_BNC, mask_BN, projection, need_weights
+        )
+        x_BNC = x_BNC + attended if self.norm_first else self.attention_norm(x_BNC + attended)
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return x_BNC, weights
+        if self.norm_first:
+            return x_BNC + self.feed_forward(self.feed_forward_norm(x_BNC)), weights
+        return self.feed_forward_norm(x_BNC + self.feed_forward(x_BNC)), weights
+
+    def _attend(self, x_BNC, mask_BN, projection, need_weights):
+        output = self.attention(x_BNC, mask=mask_BN, projection=projection, need_weights=need_weights)
+        return output if need_weights else (output, None)
+
+
+class LinformerEncoder(nn.Module):
+    """A stack over features.
+
+    >>> encoder = LinformerEncoder(embed_dim=64, num_heads=4, depth=2, max_length=1024, projected_length=32)
+    >>> encoder(torch.randn(2, 1000, 64)).shape
+    torch.Size([2, 1000, 64])
+
+    `projected_length` is one number, or one per layer (higher layers need less). With `sharing="layerwise"` the encoder
+    owns the one matrix of all layers. `feed_forward` is "gelu", "relu", "gated" or "none"; `dropout` acts on the attention
+    weights, `feed_forward_dropout` inside and behind the feed-forward. Pre-norm stacks end with a norm of their own.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        depth: int,
+        max_length: int = 512,
+        projected_length: int | Sequence[int] = 128,
+        head_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        projection: str = "linear",
+        sharing: str = "headwise",
+        rescale: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+        norm_first: bool = True,
+        feed_forward: str = "gelu",
+        feed_forward_dim: int | None = None,
+        feed_forward_dropout: float = 0.0,
+        gradient_checkpointing: bool = False,
+    ):
+        super().__init__()
+        positive_integer("embed_dim", embed_dim)
+        lengths = self._projected_lengths(projected_length, positive_integer("depth", depth), sharing)
+        choice("feed_forward", feed_forward, FEED_FORWARDS)
+        inner_dim = 4 * embed_dim if feed_forward_dim is None else positive_integer("feed_forward_dim", feed_forward_dim)
+        probability("feed_forward_dropout", feed_forward_dropout)
+        boolean("norm_first", norm_first)
+        self.embed_dim = embed_dim
+        self.gradient_checkpointing = boolean("gradient_checkpointing", gradient_checkpointing)
+        self.layers = nn.ModuleList(
+            LinformerEncoderLayer(
+                LinformerAttention(
+                    embed_dim,
+                    num_heads,
+                    max_length=max_length,
+                    projected_length=length,
+                    head_dim=head_dim,
+                    num_kv_heads=num_kv_heads,
+                    projection=projection,
+                    sharing=sharing,
+                    rescale=rescale,
+                    dropout=dropout,
+                    bias=bias,
+                ),
+                None if feed_forward == "none" else FeedForward(embed_dim, inner_dim, feed_forward, feed_forward_dropout),
+                norm_first,
+            )
+            for length in lengths
+        )
+        self.norm = nn.LayerNorm(embed_dim) if norm_first else None
+        self.projection = None
+        if sharing == "layerwise":
+            self.projection = make_projection(
+                projection,
+                embed_dim=embed_dim,
+                max_length=max_length,
+                projected_length=lengths[0],
+                sharing=sharing,
+                rescale=rescale,
+            )
+
+    @staticmethod
+    def _projected_lengths(projected_length: int | Sequence[int], depth: int, sharing: str) -> list[int]:
+        if isinstance(projected_length, int) or not isinstance(projected_length, Sequence):
+            return [projected_length] * depth
+        if len(projected_length) != depth:
+            raise ValueError(
+                f"projected_length has {len(projected_length)} numbers but depth is {depth}; give one number, or one per layer"
+            )
+        if sharing == "layerwise" and len(set(projected_length)) > 1:
+            raise ValueError(
+                f"projected_length is {list(projected_length)} with sharing='layerwise': one matrix for all layers has one "
+                "projected length; give a single number, or share less, with sharing='kv'"
+            )
+        return list(projected_length)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, need_weights: bool = False):
+        """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens; with `need_weights` also a list of (B, H, N, K) weights."""
+        check_features("x", x, self.embed_dim, next(self.parameters()))
+        if mask is not None:
+            mask = boolean_mask("mask", mask, x)
+            # what stands behind the mask may be anything; as a query it would reach the gradients of the weights
+            x = x.masked_fill(~mask[..., None], 0)
+        all_weights = []
+        for layer in self.layers:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x, weights = checkpoint(layer, x, mask, self.projection, need_weights, use_reentrant=False)
+            else:
+                x, weights = layer(x, mask, self.projection, need_weights)
+            all_weights.append(weights)
+        x = x if self.norm is None else self.norm(x)
+        return (x, all_weights) if need_weights else x

@@ -1,0 +1,84 @@
+"""Checks of what people pass in. Each error names the value, what is allowed and what to do."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def positive_integer(name: str, value: Any) -> int:
+    """`value` itself if it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be an integer of at least 1")
+    return value
+
+
+def probability(name: str, value: Any) -> float:
+    """`value` as a float if it lies in [0, 1); NaN does not."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a number from 0 up to, but not including, 1")
+    return float(value)
+
+
+def boolean(name: str, value: Any) -> bool:
+    """`value` itself if it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; it must be True or False")
+    return value
+
+
+def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
+    """`value` itself if it is one of `allowed`; otherwise an error that names the nearest of them."""
+    allowed = list(allowed)
+    if value not in allowed:
+        nearest = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}{hint}")
+    return value
+
+
+def check_features(name: str, x: Any, width: int, like: Tensor) -> None:
+    """Refuse anything but a (batch, length, width) tensor that can be multiplied with the parameter `like`."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor of shape (batch, length, {width})")
+    if x.dim() != 3:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}; it must have 3 dimensions, (batch, length, {width}): "
+            "add the batch with x.unsqueeze(0), or flatten what stands before the length"
+        )
+    if x.shape[-1] != width:
+        raise ValueError(f"{name} has width {x.shape[-1]} but this layer was built for embed_dim={width}")
+    if x.shape[1] == 0:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}: it must hold at least one token")
+    if x.device != like.device:
+        raise ValueError(f"{name} is on {x.device} but the layer is on {like.device}; move one of them with .to(device)")
+    if x.dtype != like.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(
+            f"{name} is {x.dtype} but the layer's weights are {like.dtype}; convert one of them with .to(dtype), "
+            "or run under torch.autocast"
+        )
+
+
+def boolean_mask(name: str, mask: Any, x: Tensor) -> Tensor:
+    """`mask` as a boolean (batch, length) tensor for `x`; integers 0 and 1 are accepted, as tokenizers give them."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} is a {type(mask).__name__}; it must be a tensor of shape (batch, length)")
+    if mask.shape != x.shape[:2]:
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)}; it must be (batch, length) = {tuple(x.shape[:2])}, "
+            "True at the real tokens of what gives the keys"
+        )
+    if mask.device != x.device:
+        raise ValueError(f"{name} is on {mask.device} but the tokens are on {x.device}; move it with .to(device)")
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.is_floating_point() or mask.is_complex():
+        raise ValueError(f"{name} is {mask.dtype}; it must be boolean, or integers 0 and 1: use mask.bool()")
+    # reading values would break a compiled graph, and a meta tensor has none
+    if not (torch.compiler.is_compiling() or mask.is_meta) and bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(
+            f"{name} holds integers from {int(mask.min())} to {int(mask.max())}; only 0 (padding) and 1 (a real token) are allowed"
+        )
+    return mask.bool()

@@ -1,0 +1,156 @@
+"""The paper's equation in NumPy float64, with loops: the oracle of the tests.
+
+Slow and plain on purpose. An example is the list of its real tokens; padding does not exist here. Keys are made in the
+order of DESIGN's first line, `Eᵀ X · W_K + b_K`, one row, one head and one query at a time.
+
+    >>> import numpy as np
+    >>> tokens = np.arange(12.0).reshape(6, 2)
+    >>> mean_rows(tokens, 3)
+    array([[ 1.,  2.],
+           [ 5.,  6.],
+           [ 9., 10.]])
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Array = np.ndarray
+Rows = Callable[[Array], Array]  # (N, C) tokens to (K, C) rows
+
+
+class Affine(NamedTuple):
+    """`x Wᵀ + b`, the way PyTorch stores it: weight (out, in), bias (out,) or None."""
+
+    weight: Array
+    bias: Array | None
+
+    def __call__(self, x: Array) -> Array:
+        return self.weight @ x if self.bias is None else self.weight @ x + self.bias
+
+
+def softmax(scores: Array) -> Array:
+    """Weights that sum to one."""
+    exponentials = np.exp(scores - scores.max())
+    return exponentials / exponentials.sum()
+
+
+def matrix_rows(tokens: Array, E: Array, rescale: bool = False) -> Array:
+    """`Eᵀ X` with a stored (max_length, K) matrix: linear and random."""
+    length, projected_length = len(tokens), E.shape[1]
+    rows = np.zeros((projected_length, tokens.shape[1]))
+    for j in range(projected_length):
+        for i in range(length):
+            rows[j] += E[i, j] * tokens[i]
+        if rescale and length:
+            rows[j] *= np.linalg.norm(E[:, j]) / np.linalg.norm(E[:length, j])
+    return rows
+
+
+def dynamic_rows(tokens: Array, weight: Array) -> Array:
+    """E computed from the tokens: for each row the softmax over positions of `X W_p`, weight (C, K)."""
+    rows = np.zeros((weight.shape[1], tokens.shape[1]))
+    for j in range(weight.shape[1]):
+        share = softmax(np.array([token @ weight[:, j] for token in tokens]))
+        for i, token in enumerate(tokens):
+            rows[j] += share[i] * token
+    return rows
+
+
+def conv_rows(tokens: Array, taps: Array, rescale: bool = False) -> Array:
+    """A convolution with kernel = stride = W and taps (W, C); the last window may be cut short."""
+    window = len(taps)
+    rows = []
+    for start in range(0, len(tokens), window):
+        row, used = np.zeros(tokens.shape[1]), np.zeros(tokens.shape[1])
+        for offset, token in enumerate(tokens[start : start + window]):
+            row += taps[offset] * token
+            used += taps[offset] ** 2
+        rows.append(row * np.sqrt((taps**2).sum(axis=0) / used) if rescale else row)
+    return np.array(rows)
+
+
+def windows(tokens: Array, count: int) -> list[Array]:
+    """The tokens cut into `count` windows of nearly equal size, fewer when there are fewer tokens."""
+    count = min(count, len(tokens))
+    return [tokens[j * len(tokens) // count : (j + 1) * len(tokens) // count] for j in range(count)]
+
+
+def mean_rows(tokens: Array, projected_length: int) -> Array:
+    """The mean of each window."""
+    return np.array([window.sum(axis=0) / len(window) for window in windows(tokens, projected_length)])
+
+
+def max_rows(tokens: Array, projected_length: int) -> Array:
+    """The largest value of each channel in each window."""
+    return np.array([window.max(axis=0) for window in windows(tokens, projected_length)])
+
+
+def head_slice(head: int, head_dim: int) -> slice:
+    """Where a head's features stand among those of all heads."""
+    return slice(head * head_dim, (head + 1) * head_dim)
+
+
+def attend_to_rows(
+    token: Array, key_rows: Iterable[Array], value_rows: Iterable[Array], layer: "Layer", head: int
+) -> tuple[Array, Array]:
+    """One query, one head: `softmax(q keysᵀ / √D) values` and the weights."""
+    own, shared = head_slice(head, layer.head_dim), head_slice(layer.kv_head(head), layer.head_dim)
+    query = layer.query(token)[own]
+    keys = [layer.key(row)[shared] for row in key_rows]
+    values = [layer.value(row)[shared] for row in value_rows]
+    weights = softmax(np.array([query @ key for key in keys]) / np.sqrt(layer.head_dim))
+    return sum((weight * value for weight, value in zip(weights, values, strict=True)), np.zeros(layer.head_dim)), weights
+
+
+class Layer(NamedTuple):
+    """The numbers of one attention layer; `key_rows` and `value_rows` hold E and F of each key-value head."""
+
+    query: Affine
+    key: Affine
+    value: Affine
+    output: Affine
+    num_heads: int
+    head_dim: int
+    key_rows: Sequence[Rows]
+    value_rows: Sequence[Rows]
+
+    def kv_head(self, head: int) -> int:
+        """The key-value head that serves this head."""
+        return head * len(self.key_rows) // self.num_heads
+
+
+def linformer_attention(queries: Array, context: Array, layer: Layer) -> tuple[Array, Array | None]:
+    """(L, C) queries on (N, C) real tokens: (L, C) outputs and (H, L, K) weights."""
+    if len(context) == 0:  # nothing to attend to
+        nothing = layer.output(np.zeros(layer.num_heads * layer.head_dim))
+        return np.array([nothing for _ in queries]), None
+    outputs, weights = [], []
+    key_rows, value_rows = ([project(context) for project in projections] for projections in (layer.key_rows, layer.value_rows))
+    for token in queries:
+        heads = [
+            attend_to_rows(token, key_rows[layer.kv_head(head)], value_rows[layer.kv_head(head)], layer, head)
+            for head in range(layer.num_heads)
+        ]
+        outputs.append(layer.output(np.concatenate([output for output, _ in heads])))
+        weights.append([head_weights for _, head_weights in heads])
+    return np.array(outputs), np.array(weights).swapaxes(0, 1)
+
+
+def causal_linformer_attention(tokens: Array, layer: Layer, block_length: int) -> Array:
+    """(N, C) to (N, C): each token sees its own block up to itself, and the summaries of the blocks before."""
+    outputs = []
+    for position, token in enumerate(tokens):
+        first = position // block_length * block_length
+        own = list(tokens[first : position + 1])
+        heads = []
+        for head in range(layer.num_heads):
+            key_rows, value_rows = [], []
+            for start in range(0, first, block_length):
+                block = tokens[start : start + block_length]
+                key_rows += list(layer.key_rows[layer.kv_head(head)](block))
+                value_rows += list(layer.value_rows[layer.kv_head(head)](block))
+            heads.append(attend_to_rows(token, key_rows + own, value_rows + own, layer, head)[0])
+        outputs.append(layer.output(np.concatenate(heads)))
+    return np.array(outputs)

@@ -1,0 +1,169 @@
+"""The block-causal layer: no leak, any length, the same outputs step by step."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import COMBINATIONS, numpy, randomise, reference_layer
+from torch.testing import assert_close
+
+from linformer_kit import CausalLinformerAttention, make_projection, reference
+
+pytestmark = pytest.mark.usefixtures("float64")
+combinations = st.sampled_from(COMBINATIONS)
+
+
+def build(projection="linear", sharing="headwise", block_length=4, slots=2, **options):
+    """A layer with random parameters, and the projection to pass to it."""
+    options = {"num_kv_heads": 2, "head_dim": 3, **options}
+    layer = CausalLinformerAttention(
+        8, 4, block_length=block_length, slots=slots, projection=projection, sharing=sharing, **options
+    )
+    shared = None
+    if sharing == "layerwise":
+        shared = make_projection(projection, embed_dim=8, max_length=block_length, projected_length=slots, sharing=sharing)
+    randomise(layer, *([] if shared is None else [shared]))
+    return layer, shared
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 11])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_the_layer_equals_the_reference(projection, sharing, length):
+    layer, shared = build(projection, sharing)
+    x = torch.randn(2, length, 8)
+    expected = [reference.causal_linformer_attention(numpy(example), reference_layer(layer, shared), 4) for example in x]
+    assert_close(layer(x, projection=shared), torch.stack([torch.from_numpy(output) for output in expected]))
+
+
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_gradients_are_those_of_finite_differences(projection, sharing):
+    layer, shared = build(projection, sharing)
+    x = torch.randn(1, 10, 8, requires_grad=True)
+    parameters = [*layer.parameters(), *(shared.parameters() if shared is not None else [])]
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x, projection=shared), (x, *parameters), fast_mode=True)
+
+
+@given(combinations, st.integers(1, 7), st.integers(1, 9), st.integers(2, 30), st.data())
+def test_no_token_sees_a_later_one(combination, block_length, slots, length, data):
+    layer, shared = build(*combination, block_length, slots)
+    x = torch.randn(1, length, 8, requires_grad=True)
+    position = data.draw(st.integers(0, length - 2))
+    # by perturbation: not one bit changes
+    changed = x.detach().clone()
+    changed[:, position + 1 :] = torch.randn(1, length - position - 1, 8)
+    before, after = layer(x, projection=shared), layer(changed, projection=shared)
+    assert torch.equal(before[:, : position + 1], after[:, : position + 1])
+    # by gradient
+    (gradient,) = torch.autograd.grad(before[:, : position + 1].square().sum(), x)
+    assert (gradient[:, position + 1 :] == 0).all()
+    assert (gradient[:, : position + 1] != 0).any(dim=-1).all() or combination[0] == "max"  # a maximum need not see all
+
+
+@given(combinations, st.integers(1, 7), st.integers(1, 9), st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_stepping_with_the_cache_equals_the_full_pass_at_every_prefix(combination, block_length, slots, pieces):
+    layer, shared = build(*combination, block_length, slots)
+    x = torch.randn(2, sum(pieces), 8)
+    outputs, cache = [], None
+    for piece in x.split(pieces, dim=1):
+        output, cache = layer.step(piece, cache, projection=shared)
+        outputs.append(output)
+        prefix = torch.cat(outputs, dim=1)
+        assert_close(prefix, layer(x[:, : prefix.shape[1]], projection=shared))
+    assert_close(torch.cat(outputs, dim=1), layer(x, projection=shared))
+
+
+@given(combinations, st.integers(1, 7), st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data())
+def test_stepping_with_padded_examples_equals_each_alone(combination, block_length, slots, pieces, data):
+    layer, shared = build(*combination, block_length, slots)
+    length = sum(pieces)
+    x = torch.randn(3, length, 8)
+    mask = torch.tensor(data.draw(st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=3, max_size=3)))
+    outputs, cache = [], None
+    for piece, real in zip(x.split(pieces, dim=1), mask.split(pieces, dim=1), strict=True):
+        # once examples stand at different places, pieces without padding need no mask
+        output, cache = layer.step(piece, cache, mask=None if real.all() else real, projection=shared)
+        outputs.append(output)
+    stepped = torch.cat(outputs, dim=1)
+    for example in range(3):
+        real = mask[example]
+        if real.any():
+            assert_close(stepped[example, real], layer(x[example : example + 1, real], projection=shared)[0])
+
+
+def test_left_padded_prompts_go_on_token_by_token():
+    layer, _ = build(block_length=4, slots=2)
+    prompts, mask = torch.randn(3, 9, 8), torch.arange(9) >= torch.tensor([[0], [3], [8]])
+    more = torch.randn(3, 14, 8)
+    _, cache = layer.step(prompts, mask=mask)
+    outputs = []
+    for token in more.split(1, dim=1):
+        output, cache = layer.step(token, cache)
+        outputs.append(output)
+    for example in range(3):
+        alone = torch.cat([prompts[example : example + 1, mask[example]], more[example : example + 1]], dim=1)
+        assert_close(torch.cat(outputs, dim=1)[example], layer(alone)[0, -14:])
+
+
+def test_the_cache_holds_slots_per_finished_block_and_the_open_block():
+    layer, _ = build(block_length=16, slots=2)
+    _, cache = layer.step(torch.randn(1, 16 * 50 + 5, 8))
+    assert cache.summaries.keys_BSF.shape == cache.summaries.values_BSF.shape == (1, 50 * 2, 6)
+    assert cache.open.x_BPC.shape == (1, 5, 8)
+    assert cache.nbytes == 8 * (50 * 2 * 2 * 6 + 5 * (8 + 2 * 6))
+    # and does not keep what it was cut from alive
+    assert all(rows.untyped_storage().nbytes() == rows.numel() * 8 for rows in (*cache.summaries, *cache.open))
+    # stepping on, padded or not, never lets it grow beyond that
+    for mask in (None, torch.tensor([[True]])):
+        grown = cache
+        for _ in range(27):
+            _, grown = layer.step(torch.randn(1, 1, 8), grown, mask=mask)
+        assert grown.summaries.keys_BSF.shape[1] == 52 * 2
+        assert grown.open.x_BPC.shape[1] == 0
+
+
+def test_an_old_cache_stays_valid_and_can_be_reordered():
+    layer, _ = build()
+    x = torch.randn(3, 10, 8)
+    for mask in (None, torch.arange(10) >= torch.tensor([[0], [4], [9]])):
+        _, cache = layer.step(x, mask=mask)
+        token = torch.randn(3, 1, 8)
+        first, _ = layer.step(token, cache)
+        layer.step(torch.randn(3, 7, 8), cache)
+        assert_close(layer.step(token, cache)[0], first)
+        order = torch.tensor([2, 0, 0])
+        assert_close(layer.step(token[order], cache.reorder(order))[0], first[order])
+
+
+@given(st.integers(1, 7), st.integers(1, 20))
+def test_without_projection_it_is_causal_softmax_attention(block_length, length):
+    layer = randomise(CausalLinformerAttention(8, 2, block_length=block_length, slots=1, projection="none"))
+    x = torch.randn(2, length, 8)
+    query, key, value = (linear(x).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value))
+    expected = layer.output(F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
+    assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_weights_sum_to_one_and_stand_in_the_columns_of_what_they_are_on(masked):
+    layer, _ = build(num_kv_heads=4)
+    x = torch.randn(2, 11, 8)
+    mask = torch.rand(2, 11) > 0.3 if masked else None
+    output, weights = layer(x, mask=mask, need_weights=True)
+    assert_close(output, layer(x, mask=mask))
+    assert weights.shape == (2, 4, 11, 2 * 2 + 11)
+    assert_close(weights.sum(-1), torch.ones(2, 4, 11))
+    if not masked:
+        own, block = weights[..., 4:], torch.arange(11) // 4
+        assert ((own > 0) == ((block[:, None] == block) & torch.ones(11, 11).tril().bool())).all()
+        assert ((weights[..., :4] > 0) == (torch.arange(4) // 2 < block[:, None])).all()
+
+
+@pytest.mark.parametrize("block_length", [3, 50, 200])
+def test_chunks_of_queries_do_not_matter(block_length, monkeypatch):
+    layer, _ = build(block_length=block_length, slots=2)
+    x = torch.randn(2, 333, 8)
+    whole = layer(x)
+    for chunk in (1, 64, 1000):
+        monkeypatch.setattr("linformer_kit.models.causal_linformer.QUERY_CHUNK", chunk)
+        assert_close(layer(x), whole)

@@ -1,0 +1,126 @@
+"""Padding never matters: properties over random shapes and masks."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import COMBINATIONS, PROJECTIONS, randomise
+from torch.testing import assert_close
+
+from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder, make_projection
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+masks = st.integers(1, 3).flatmap(
+    lambda batch: st.integers(1, 15).flatmap(
+        lambda length: st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=batch, max_size=batch)
+    )
+)
+
+
+def layers(projection, sharing, projected_length, rescale):
+    """Our layer and our stack, as functions of tokens and mask."""
+    options = {
+        "embed_dim": 8,
+        "num_heads": 2,
+        "max_length": 16,
+        "projected_length": projected_length,
+        "projection": projection,
+        "sharing": sharing,
+        "rescale": rescale and projection in ("linear", "random", "conv"),
+    }
+    encoder = randomise(LinformerEncoder(depth=2, **options))
+    attention = LinformerAttention(**options)
+    shared = None
+    if sharing == "layerwise":
+        shared = make_projection(**{name: value for name, value in options.items() if name != "num_heads"})
+    randomise(attention, *([] if shared is None else [shared]))
+    return [lambda x, mask=None: attention(x, mask=mask, projection=shared), lambda x, mask=None: encoder(x, mask)]
+
+
+def causal_layer(projection, sharing, slots):
+    causal = CausalLinformerAttention(8, 2, block_length=4, slots=slots, projection=projection, sharing=sharing)
+    shared = None
+    if sharing == "layerwise":
+        shared = make_projection(projection, embed_dim=8, max_length=4, projected_length=slots, sharing=sharing)
+    randomise(causal, *([] if shared is None else [shared]))
+    return lambda x, mask=None: causal(x, mask=mask, projection=shared)
+
+
+@given(masks, st.sampled_from(COMBINATIONS), st.integers(1, 20), st.booleans(), st.sampled_from([1e6, torch.inf, torch.nan]))
+def test_what_stands_behind_the_mask_never_matters(mask, combination, projected_length, rescale, garbage):
+    mask = torch.tensor(mask)
+    x = torch.randn(*mask.shape, 8)
+    spoiled = x.masked_fill(~mask[..., None], garbage)
+    for layer in [*layers(*combination, projected_length, rescale), causal_layer(*combination, projected_length)]:
+        assert torch.equal(layer(spoiled, mask)[mask], layer(x, mask)[mask])
+
+
+@given(masks, st.sampled_from(COMBINATIONS), st.integers(1, 20), st.booleans())
+def test_a_padded_batch_equals_each_example_alone(mask, combination, projected_length, rescale):
+    mask = torch.tensor(mask)
+    x = torch.randn(*mask.shape, 8)
+    for layer in [*layers(*combination, projected_length, rescale), causal_layer(*combination, projected_length)]:
+        padded = layer(x, mask)
+        for example in range(len(x)):
+            if mask[example].any():
+                assert_close(padded[example][mask[example]], layer(x[example : example + 1, mask[example]])[0])
+
+
+@given(st.sampled_from(COMBINATIONS), st.integers(1, 6), st.integers(0, 9))
+def test_further_padding_changes_nothing(combination, projected_length, more):
+    x, mask = torch.randn(2, 7, 8), torch.arange(7) < torch.tensor([[7], [3]])
+    longer, longer_mask = torch.cat([x, torch.randn(2, more, 8)], 1), torch.cat([mask, torch.zeros(2, more, dtype=torch.bool)], 1)
+    for layer in layers(*combination, projected_length, True):
+        assert_close(layer(longer, longer_mask)[:, :7][mask], layer(x, mask)[mask])
+
+
+@pytest.mark.parametrize("rescale", [False, True], ids=["plain", "rescale"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_rows_without_a_real_token_are_finite_and_so_are_all_gradients(projection, sharing, rescale):
+    torch.set_default_dtype(torch.float32)  # where nan and inf come from sooner
+    mask = torch.tensor([[True, False, True, False], [False] * 4])
+    for layer in [*layers(projection, sharing, 3, rescale), causal_layer(projection, sharing, 3)]:
+        x = torch.randn(2, 4, 8, requires_grad=True)
+        output = layer(x, mask)
+        assert output.isfinite().all()
+        output.square().sum().backward()
+        assert x.grad.isfinite().all()
+        for cell in layer.__closure__:
+            if isinstance(cell.cell_contents, torch.nn.Module):
+                for name, parameter in cell.cell_contents.named_parameters():
+                    assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_nothing_to_attend_to_gives_the_output_bias(projection):
+    layer = randomise(LinformerAttention(8, 2, max_length=16, projected_length=4, projection=projection))
+    output = layer(torch.randn(2, 5, 8), torch.randn(2, 9, 8), mask=torch.zeros(2, 9, dtype=torch.bool))
+    assert_close(output, layer.output.bias.expand(2, 5, 8))
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_padding_receives_no_gradient_as_context(projection):
+    layer = randomise(LinformerAttention(8, 2, max_length=16, projected_length=4, projection=projection))
+    context, mask = torch.randn(2, 9, 8, requires_grad=True), torch.rand(2, 9) > 0.5
+    layer(torch.randn(2, 3, 8), context, mask=mask).square().sum().backward()
+    assert (context.grad[~mask] == 0).all()
+    assert (context.grad[mask] != 0).any()
+
+
+def test_garbage_behind_the_mask_does_not_reach_the_gradients_of_a_stack():
+    encoder = randomise(LinformerEncoder(8, 2, depth=2, max_length=16, projected_length=4))
+    x, mask = torch.randn(2, 9, 8), torch.arange(9) < torch.tensor([[9], [4]])
+    encoder(x.masked_fill(~mask[..., None], torch.nan), mask)[mask].square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+def test_integer_masks_mean_the_same(dtype):
+    layer, causal = (
+        LinformerAttention(8, 2, max_length=16, projected_length=4),
+        CausalLinformerAttention(8, 2, block_length=4, slots=2),
+    )
+    x, mask = torch.randn(2, 9, 8), torch.rand(2, 9) > 0.5
+    for function in (layer, causal, LinformerEncoder(8, 2, depth=1, max_length=16, projected_length=4)):
+        assert torch.equal(function(x, mask=mask.to(dtype)), function(x, mask=mask))
