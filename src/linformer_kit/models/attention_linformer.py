@@ -4,8 +4,8 @@
     values_K = Fᵀ X · W_V + b_V
     out      = softmax(Q keys_Kᵀ / √D) values_K · W_O + b_O,    Q = X W_Q + b_Q
 
-Every product is linear, so the same result can be had in several orders at very different cost. `cheapest_key_order` and
-`cheapest_query_order` choose from the shapes alone.
+Every product is linear, so the same result can be had in several orders at very different cost: `key_costs` and
+`query_costs` count them from the shapes alone, and the layer takes the cheapest.
 
 Shapes: B batch, L queries, N tokens that give the keys, K projected length, M matrices, H heads, G key-value heads,
 D head size, C model size.
@@ -14,7 +14,7 @@ D head size, C model size.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ QUERY_CHUNK = 4096
 
 KeyOrder = Literal["sequence first", "features first"]
 QueryOrder = Literal["per head", "folded"]
+Order = TypeVar("Order", bound=str)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,14 @@ def query_costs(queries: int, rows: int, channels: int, heads: int, head_dim: in
         "per head": 2 * queries * channels * features + 2 * queries * rows * features,
         "folded": 2 * queries * channels * heads * rows + 2 * rows * channels * features,
     }
+
+
+def cheapest(costs: dict[Order, int]) -> Order:
+    """The order of least cost, the first of equals; spelt out because `min` with a key cannot be traced for unknown lengths."""
+    best, *others = costs
+    for order in others:
+        best = order if costs[order] < costs[best] else best
+    return best
 
 
 def softmax_attention(
@@ -291,11 +300,7 @@ class LinformerAttention(MultiHeadLayer):
         """The keys and values of `context` (B, N, C): what is worth keeping when many queries will come, one after another."""
         projection = self._projection(projection)
         check_features("context", context, self.embed_dim, next(self.parameters()))
-        if projection.max_length is not None and context.shape[1] > projection.max_length:
-            raise ValueError(
-                f"input has {context.shape[1]} tokens but max_length is {projection.max_length}; truncate it, "
-                "or use projection='dynamic', 'conv', 'mean' or 'max', which take any length"
-            )
+        projection.check_length(context.shape[1])
         lengths_B = None
         if mask is not None:
             # padding is zeroed before projecting: E mixes positions, a mask after it is too late
@@ -331,6 +336,7 @@ class LinformerAttention(MultiHeadLayer):
         positive_integer("batch", batch)
         context_length = length if context_length is None else positive_integer("context_length", context_length)
         projection = self._projection(projection)
+        projection.check_length(context_length)
         keys = self._key_order(projection, context_length)
         rows = projection.rows(context_length)
         queries = self._query_order(length, rows)
@@ -342,13 +348,13 @@ class LinformerAttention(MultiHeadLayer):
         costs = key_costs(projection, length, self.embed_dim, self.num_kv_heads * self.head_dim)
         if not (type(self.key) is type(self.value) is nn.Linear):
             return "sequence first"  # adapters wrap the linear layers: they can be called, but not taken apart
-        return min(costs, key=lambda order: costs[order])
+        return cheapest(costs)
 
     def _query_order(self, queries: int, rows: int) -> QueryOrder:
         costs = query_costs(queries, rows, self.embed_dim, self.num_heads, self.head_dim)
         if not (type(self.query) is type(self.output) is nn.Linear):
             return "per head"
-        return min(costs, key=lambda order: costs[order])
+        return cheapest(costs)
 
     def _sequence_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
         """`(Eᵀ X) W + b`."""

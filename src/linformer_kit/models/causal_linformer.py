@@ -156,6 +156,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         """Join new tokens to the open block, summarise what is finished, attend: output, weights, and the cache to `keep`."""
         check_features("x", x, self.embed_dim, next(self.parameters()))
         projection = self._projection(projection)
+        projection.check_length(self.block_length)
         new: Count = x.shape[1]
         if mask is not None:
             x, new, order_BT = real_tokens_first(x, boolean_mask("mask", mask, x))

@@ -142,7 +142,7 @@ class LinformerEncoder(nn.Module):
 
     @staticmethod
     def _projected_lengths(projected_length: int | Sequence[int], depth: int, sharing: str) -> list[int]:
-        if isinstance(projected_length, int) or not isinstance(projected_length, Sequence):
+        if isinstance(projected_length, int | str) or not isinstance(projected_length, Sequence):
             return [projected_length] * depth
         if len(projected_length) != depth:
             raise ValueError(

@@ -60,6 +60,14 @@ class Projection(nn.Module):
     max_length: int | None = None  # None: any length
     embed_dim: int | None = None  # None: any width
 
+    def check_length(self, length: int) -> None:
+        """Refuse more tokens than there are rows in E."""
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"input has {length} tokens but max_length is {self.max_length}; truncate it, "
+                "or use projection='dynamic', 'conv', 'mean' or 'max', which take any length"
+            )
+
     def rows(self, length: int) -> int:
         """How many rows `length` tokens become."""
         raise NotImplementedError

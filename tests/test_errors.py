@@ -1,0 +1,217 @@
+"""Bad input: each error names the value, what is allowed and what to do."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder, make_projection
+
+X = torch.zeros(2, 6, 8)
+
+
+def attention(**options):
+    return LinformerAttention(**{"embed_dim": 8, "num_heads": 2, "max_length": 6, "projected_length": 3, **options})
+
+
+def causal(**options):
+    return CausalLinformerAttention(**{"embed_dim": 8, "num_heads": 2, "block_length": 4, "slots": 2, **options})
+
+
+def encoder(**options):
+    return LinformerEncoder(**{"embed_dim": 8, "num_heads": 2, "depth": 2, "max_length": 6, "projected_length": 3, **options})
+
+
+def raises(*parts, error=ValueError):
+    """An error that says all of `parts`, in this order."""
+    return pytest.raises(error, match=".*".join(re.escape(part) for part in parts))
+
+
+@pytest.mark.parametrize("build", [attention, causal, encoder])
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"embed_dim": 0}, ["embed_dim is 0", "at least 1"]),
+        ({"embed_dim": 8.0}, ["embed_dim is 8.0", "integer"]),
+        ({"num_heads": -1}, ["num_heads is -1", "at least 1"]),
+        ({"num_heads": True}, ["num_heads is True", "integer"]),
+        ({"num_heads": 3}, ["embed_dim=8", "num_heads=3", "head_dim"]),
+        ({"head_dim": 0}, ["head_dim is 0", "at least 1"]),
+        ({"num_heads": 4, "num_kv_heads": 3}, ["num_heads=4", "not divisible", "num_kv_heads=3"]),
+        ({"num_kv_heads": 0}, ["num_kv_heads is 0", "at least 1"]),
+        ({"projection": "liner"}, ["projection is 'liner'", "'dynamic'", "did you mean 'linear'"]),
+        ({"projection": None}, ["projection is None", "'linear'"]),
+        ({"sharing": "layer"}, ["sharing is 'layer'", "did you mean 'layerwise'"]),
+        ({"dropout": math.nan}, ["dropout is nan", "0"]),
+        ({"dropout": 1.0}, ["dropout is 1.0", "not including"]),
+        ({"dropout": -0.1}, ["dropout is -0.1"]),
+        ({"dropout": "0.1"}, ["dropout is '0.1'"]),
+        ({"bias": "yes"}, ["bias is 'yes'", "True or False"]),
+        ({"projection": "mean", "sharing": "none"}, ["sharing='none'", "projection='mean'", "no matrices", "headwise"]),
+        ({"projection": "none", "sharing": "none"}, ["sharing='none'", "projection='none'", "no matrices"]),
+    ],
+    ids=str,
+)
+def test_options_of_all_layers(build, options, parts):
+    with raises(*parts):
+        build(**options)
+
+
+@pytest.mark.parametrize("build", [attention, encoder])
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"projected_length": 0}, ["projected_length is 0", "at least 1"]),
+        ({"projected_length": math.nan}, ["projected_length is nan", "integer"]),
+        ({"max_length": 0}, ["max_length is 0", "at least 1"]),
+        ({"rescale": 1}, ["rescale is 1", "True or False"]),
+        ({"projection": "dynamic", "rescale": True}, ["rescale=True", "projection='dynamic'", "drop rescale"]),
+        ({"projection": "max", "rescale": True, "sharing": "layerwise"}, ["rescale=True", "projection='max'"]),
+    ],
+    ids=str,
+)
+def test_options_of_projected_layers(build, options, parts):
+    with raises(*parts):
+        build(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [({"block_length": 0}, ["block_length is 0", "at least 1"]), ({"slots": 0}, ["slots is 0", "at least 1"])],
+    ids=str,
+)
+def test_options_of_the_causal_layer(options, parts):
+    with raises(*parts):
+        causal(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"depth": 0}, ["depth is 0", "at least 1"]),
+        ({"feed_forward": "gleu"}, ["feed_forward is 'gleu'", "'gelu'", "did you mean 'gelu'"]),
+        ({"feed_forward_dim": 0}, ["feed_forward_dim is 0", "at least 1"]),
+        ({"feed_forward_dropout": math.nan}, ["feed_forward_dropout is nan"]),
+        ({"norm_first": 1}, ["norm_first is 1", "True or False"]),
+        ({"gradient_checkpointing": None}, ["gradient_checkpointing is None"]),
+        ({"projected_length": [3]}, ["projected_length has 1 numbers", "depth is 2", "one per layer"]),
+        ({"projected_length": [3, 0]}, ["projected_length is 0", "at least 1"]),
+        ({"projected_length": [3, 2], "sharing": "layerwise"}, ["[3, 2]", "sharing='layerwise'", "sharing='kv'"]),
+        ({"projected_length": "32"}, ["projected_length", "32"]),
+    ],
+    ids=str,
+)
+def test_options_of_the_encoder(options, parts):
+    with raises(*parts):
+        encoder(**options)
+
+
+def test_an_unknown_option_is_refused():
+    for build in (attention, causal, encoder):
+        with pytest.raises(TypeError, match="shering"):
+            build(shering="kv")
+
+
+@pytest.mark.parametrize("build", [attention, causal, encoder])
+@pytest.mark.parametrize(
+    ("x", "error", "parts"),
+    [
+        (torch.zeros(6, 8), ValueError, ["(6, 8)", "3 dimensions", "unsqueeze"]),
+        (torch.zeros(1, 2, 6, 8), ValueError, ["(1, 2, 6, 8)", "3 dimensions"]),
+        (torch.zeros(2, 6, 9), ValueError, ["width 9", "embed_dim=8"]),
+        (torch.zeros(2, 0, 8), ValueError, ["(2, 0, 8)", "at least one token"]),
+        (torch.zeros(2, 6, 8, dtype=torch.float64), ValueError, ["torch.float64", "torch.float32", "autocast"]),
+        (torch.zeros(2, 6, 8, dtype=torch.int64), ValueError, ["torch.int64", "torch.float32"]),
+        (torch.zeros(2, 6, 8, device="meta"), ValueError, ["meta", "cpu", ".to(device)"]),
+        ([[1.0]], TypeError, ["list", "tensor"]),
+    ],
+    ids=["rank-2", "rank-4", "width", "empty", "float64", "integers", "device", "list"],
+)
+def test_tokens(build, x, error, parts):
+    with raises(*parts, error=error):
+        build()(x)
+
+
+@pytest.mark.parametrize("build", [attention, causal, encoder])
+@pytest.mark.parametrize(
+    ("mask", "error", "parts"),
+    [
+        (torch.ones(2, 5, dtype=torch.bool), ValueError, ["(2, 5)", "(2, 6)"]),
+        (torch.ones(2, 6, 6, dtype=torch.bool), ValueError, ["(2, 6, 6)", "(2, 6)"]),
+        (torch.ones(6, dtype=torch.bool), ValueError, ["(6,)", "(2, 6)"]),
+        (torch.ones(2, 6), ValueError, ["torch.float32", "boolean", "mask.bool()"]),
+        (torch.full((2, 6), 2), ValueError, ["2 to 2", "0 (padding)", "1"]),
+        (torch.full((2, 6), -1), ValueError, ["-1 to -1"]),
+        (torch.ones(2, 6, dtype=torch.bool, device="meta"), ValueError, ["meta", "cpu"]),
+        ([[True] * 6] * 2, TypeError, ["list", "tensor"]),
+    ],
+    ids=["length", "rank-3", "rank-1", "floats", "twos", "negative", "device", "list"],
+)
+def test_masks(build, mask, error, parts):
+    with raises(*parts, error=error):
+        build()(X, mask=mask)
+
+
+def test_a_mask_of_the_queries_is_not_a_mask_of_the_context():
+    with raises("(2, 6)", "(2, 4)"):
+        attention()(X, torch.zeros(2, 4, 8), mask=torch.ones(2, 6, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("context", "parts"),
+    [
+        (torch.zeros(3, 6, 8), ["x holds 2 examples", "context 3"]),
+        (torch.zeros(6, 8), ["context has shape (6, 8)"]),
+        (torch.zeros(2, 6, 7), ["context has width 7", "embed_dim=8"]),
+        (torch.zeros(2, 7, 8), ["7 tokens", "max_length is 6", "truncate", "projection='dynamic'"]),
+        (torch.zeros(2, 6, 8, dtype=torch.float64), ["context is torch.float64"]),
+    ],
+    ids=["batch", "rank", "width", "length", "dtype"],
+)
+def test_contexts(context, parts):
+    with raises(*parts):
+        attention()(X, context)
+
+
+@pytest.mark.parametrize("projection", ["linear", "random"])
+def test_inputs_longer_than_max_length(projection):
+    for build in (attention, encoder):
+        with raises("7 tokens", "max_length is 6", "truncate"):
+            build(projection=projection)(torch.zeros(2, 7, 8))
+
+
+@pytest.mark.parametrize("build", [attention, causal])
+def test_the_shared_projection_is_handed_in_where_it_is_shared_and_only_there(build):
+    shared = make_projection("linear", embed_dim=8, max_length=6, projected_length=3, sharing="layerwise")
+    with raises("sharing='layerwise' needs the shared projection", "None", "make_projection"):
+        build(sharing="layerwise")(X)
+    with raises("handed in", "sharing='headwise'", "owns one"):
+        build()(X, projection=shared)
+    with raises("2 matrices", "sharing='layerwise'"):
+        build(sharing="layerwise")(X, projection=make_projection("linear", embed_dim=8, max_length=6, projected_length=3))
+    with raises("embed_dim=4", "embed_dim=8"):
+        wrong = make_projection("dynamic", embed_dim=4, projected_length=3, sharing="layerwise")
+        build(sharing="layerwise")(X, projection=wrong)
+
+
+def test_a_layerwise_causal_projection_must_fit_the_block():
+    short = make_projection("linear", embed_dim=8, max_length=3, projected_length=2, sharing="layerwise")
+    with raises("4 tokens", "max_length is 3"):
+        causal(sharing="layerwise")(X, projection=short)
+
+
+def test_the_cache_of_another_batch():
+    layer = causal()
+    _, cache = layer.step(X)
+    with raises("x holds 1 examples", "cache 2"):
+        layer.step(X[:1], cache)
+
+
+def test_plans_of_impossible_lengths():
+    with raises("length is 0"):
+        attention().plan(0)
+    with raises("batch is -1"):
+        attention().plan(4, batch=-1)
+    with raises("7 tokens", "max_length is 6"):
+        attention().plan(7)

@@ -1,0 +1,107 @@
+"""The house: imports point one way, `import linformer_kit` is quick, documents say what is true."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import linformer_kit
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "linformer_kit"
+# what each room may import of ours
+MAY_IMPORT = {
+    "models": {"models"},
+    "bench": {"bench", "models"},
+    "training": {"training", "models"},
+    "demo": {"models"},
+    "reference": set(),
+    "cli": {"training", "bench", "demo", "models", "__init__"},
+    "__init__": {"models"},
+}
+
+
+def our_imports(path):
+    """The rooms of this package that a file imports from."""
+    package = ["linformer_kit", *path.relative_to(SOURCE).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            names = [".".join([*start, *([node.module] if node.module else [alias.name])]) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "linformer_kit":
+                yield parts[1] if len(parts) > 1 else "__init__"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert set(our_imports(path)) <= MAY_IMPORT[room]
+
+
+def test_models_import_siblings_only():
+    """What travels with a checkpoint is found by `from .sibling import name`."""
+    for path in (SOURCE / "models").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1
+                assert node.module
+
+
+def test_the_import_is_quick():
+    code = "import linformer_kit, sys; print(*{'torch', 'numpy', 'transformers', 'matplotlib', 'typer'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_every_public_name_is_there_and_documented_with_an_example():
+    for name in linformer_kit._HOMES:
+        public = getattr(linformer_kit, name)
+        assert public.__doc__, name
+        assert name in dir(linformer_kit)
+    for name in ("LinformerAttention", "CausalLinformerAttention", "LinformerEncoder", "make_projection"):
+        assert ">>>" in getattr(linformer_kit, name).__doc__
+    with pytest.raises(AttributeError, match="LinformerAttentoin"):
+        linformer_kit.LinformerAttentoin  # noqa: B018
+
+
+def python_blocks():
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL), start=1):
+            yield pytest.param(block, id=f"{path.name}-{number}")
+
+
+@pytest.mark.parametrize("block", python_blocks())
+def test_the_code_in_the_documents_runs(block):
+    exec(block, {"__name__": "__main__"})
+
+
+def test_the_file_tree_in_the_readme_is_the_file_tree():
+    tree = (ROOT / "README.md").read_text().split("## The file tree")[1].split("```")[1]
+    named = set(re.findall(r"[\w.-]+(?:/|\.\w+)(?= )", tree)) | set(re.findall(r"(?:├──|└──) ([\w./-]+)", tree))
+    for path in [
+        *SOURCE.rglob("*.py"),
+        *(ROOT / "tests").glob("*.py"),
+        *(ROOT / "benchmarks").glob("*.py"),
+        *(ROOT / "docs").glob("*.md"),
+    ]:
+        if path.name != "__init__.py":
+            assert path.name in named, f"{path.relative_to(ROOT)} is not in the README's file tree"
+
+
+def test_the_version_is_told_once_and_in_the_changelog():
+    assert f"## [{linformer_kit.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {linformer_kit.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_dependency_is_pinned():
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in pins)
+    assert "torch==2.13.0" in pins

@@ -1,0 +1,150 @@
+"""The layers under what PyTorch offers: compile, autocast, dtypes, meta tensors, copies, threads of other tools."""
+
+import copy
+
+import pytest
+import torch
+from oracle import COMBINATIONS, PROJECTIONS, randomise
+from torch.testing import assert_close
+
+from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder
+
+
+def fresh(projection="linear", sharing="headwise"):
+    """One of each layer."""
+    return [
+        LinformerEncoder(16, 2, depth=2, max_length=32, projected_length=4, projection=projection, sharing=sharing),
+        LinformerAttention(16, 2, max_length=32, projected_length=4, projection=projection),
+        CausalLinformerAttention(16, 2, block_length=8, slots=2, projection=projection),
+    ]
+
+
+def build(projection="linear", sharing="headwise"):
+    """One of each layer, with random parameters."""
+    return [randomise(layer) for layer in fresh(projection, sharing)]
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(("projection", "sharing"), [(p, s) for p, s in COMBINATIONS if s in ("headwise", "layerwise")])
+def test_one_graph_without_breaks(projection, sharing, masked):
+    x, mask = torch.randn(2, 21, 16, requires_grad=True), torch.arange(21) < torch.tensor([[21], [9]]) if masked else None
+    for layer in build(projection, sharing):
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        results = []
+        for function in (layer, compiled):
+            output = function(x, mask=mask)
+            results.append((output, *torch.autograd.grad(output.square().sum(), [x, *layer.parameters()])))
+        for eager, graph in zip(*results, strict=True):
+            assert_close(graph, eager, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_to_machine_code():
+    x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [9]])
+    _, attention, causal = build()
+    assert_close(torch.compile(attention, fullgraph=True)(x, mask=mask), attention(x, mask=mask), rtol=1e-4, atol=1e-5)
+    assert_close(torch.compile(causal, fullgraph=True)(x), causal(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_one_graph_for_many_lengths():
+    layer = build("linear")[1]
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=count)
+    for length in (9, 10, 17, 31):
+        x = torch.randn(2, length, 16)
+        assert_close(compiled(x), layer(x))
+    assert len(graphs) <= 2  # at most one for each side of the point where another order is cheaper
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_autocast(projection, masked):
+    x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [9]]) if masked else None
+    for layer in fresh(projection):
+        exact = layer(x, mask=mask)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = layer(x, mask=mask)
+            output.float().square().sum().backward()
+        assert (output.float() - exact).norm() < 0.02 * exact.norm()  # bfloat16 rounds to 0.4 %
+        for parameter in layer.parameters():
+            assert parameter.grad.isfinite().all()
+            assert parameter.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_dtypes(projection, dtype):
+    x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [0]])
+    for layer in fresh(projection):
+        output, exact = copy.deepcopy(layer).to(dtype)(x.to(dtype), mask=mask), layer(x, mask=mask)
+        assert output.dtype == dtype
+        assert (output.float() - exact).norm() < (1e-6 if dtype == torch.float64 else 0.02) * exact.norm()
+
+
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_parameters_are_counted_without_memory(projection, sharing):
+    def parameters(encoder):
+        return {name: parameter.shape for name, parameter in encoder.named_parameters()}
+
+    with torch.device("meta"):
+        counted = build(projection, sharing)
+        huge = LinformerEncoder(
+            4096, 32, depth=96, max_length=1_000_000, projected_length=256, projection=projection, sharing=sharing
+        )
+    assert sum(parameter.numel() for parameter in huge.parameters()) > 10**10
+    for meta, real in zip(counted, build(projection, sharing), strict=True):
+        assert parameters(meta) == parameters(real)
+        assert all(parameter.is_meta for parameter in meta.parameters())
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_shapes_are_computed_on_meta_tensors(projection):
+    with torch.device("meta"):
+        for layer in build(projection):
+            assert layer(torch.empty(2, 21, 16)).shape == (2, 21, 16)
+            assert layer(torch.empty(2, 21, 16), mask=torch.ones(2, 21, dtype=torch.bool)).shape == (2, 21, 16)
+        attention = LinformerAttention(64, 4, max_length=1_000_000, projected_length=128, projection=projection)
+        with torch.no_grad():
+            assert attention(torch.empty(1, 1_000_000, 64)).shape == (1, 1_000_000, 64)
+
+
+def test_a_layer_made_on_meta_is_filled_by_reset_or_load():
+    with torch.device("meta"):
+        empty = LinformerAttention(16, 2, max_length=32, projected_length=4)
+    full = LinformerAttention(16, 2, max_length=32, projected_length=4)
+    empty.load_state_dict(full.state_dict(), assign=True)
+    x = torch.randn(2, 21, 16)
+    assert torch.equal(empty(x), full(x))
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_nothing_is_left_uninitialised(projection):
+    torch.use_deterministic_algorithms(True)  # fills fresh memory with nan
+    try:
+        for layer in fresh(projection, sharing="layerwise"):
+            assert all(tensor.isfinite().all() for tensor in layer.state_dict().values())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_copies_and_repr():
+    for layer in build():
+        x = torch.randn(2, 9, 16)
+        assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+        assert "projected_length=" in repr(layer)
+        assert "num_heads=2" in repr(layer)
