@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,10 @@ def test_every_public_name_is_there_and_documented_with_an_example():
 
 def python_blocks():
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for number, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL), start=1):
-            yield pytest.param(block, id=f"{path.name}-{number}")
+        for number, block in enumerate(
+            re.findall(r"^ *```python\n(.*?)```", path.read_text(), flags=re.DOTALL | re.MULTILINE), start=1
+        ):
+            yield pytest.param(textwrap.dedent(block), id=f"{path.name}-{number}")
 
 
 @pytest.mark.parametrize("block", python_blocks())

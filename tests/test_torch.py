@@ -1,6 +1,7 @@
 """The layers under what PyTorch offers: compile, autocast, dtypes, meta tensors, copies, threads of other tools."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ def test_one_graph_without_breaks(projection, sharing, masked):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler")
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_to_machine_code():
     x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [9]])

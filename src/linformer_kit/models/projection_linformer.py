@@ -107,8 +107,9 @@ class DenseProjection(Projection):
 
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         E, scale = self.matrices_for(x_BNC, lengths_B)
-        # E and F side by side in one product: X is read once
-        rows_BMKC = (E.flatten(-2).transpose(-1, -2) @ x_BNC).unflatten(1, (self.matrices, self.projected_length))
+        # E and F side by side, so that X is read once; bmm, because matmul would copy X to fold the batch into it
+        E_BFN = E.flatten(-2).transpose(-1, -2).expand(x_BNC.shape[0], -1, -1)
+        rows_BMKC = torch.bmm(E_BFN, x_BNC).unflatten(1, (self.matrices, self.projected_length))
         return Projected(rows_BMKC if scale is None else rows_BMKC * scale[..., None], None)
 
 
@@ -231,7 +232,8 @@ class ConvProjection(Projection):
         length, rows = x_BNC.shape[1], self.rows(x_BNC.shape[1])
         padded_BNC = nn.functional.pad(x_BNC, (0, 0, 0, rows * self.window - length))
         windows_BKWC = padded_BNC.unflatten(1, (rows, self.window))
-        rows_BMKC = torch.einsum("bkwc,mwc->bmkc", windows_BKWC, self.weight)
+        # one pass over X for each matrix: an einsum would make of it C small products, many times slower
+        rows_BMKC = torch.stack([(windows_BKWC * taps_WC).sum(dim=2) for taps_WC in self.weight], dim=1)
         position_KW = torch.arange(rows * self.window, device=x_BNC.device).view(rows, self.window)
         if lengths_B is None:
             is_real_BKW, present_BK = (position_KW < length)[None], None
