@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention_linformer import MultiHeadLayer, softmax_attention
+from .multihead_linformer import MultiHeadLayer, softmax_attention
 from .projection_linformer import Projection, real_positions, real_tokens_first
 from .validation_linformer import boolean_mask, check_features, positive_integer
 

@@ -1,0 +1,155 @@
+"""The choices inside the layer, each timed beside what was not chosen: the numbers of docs/log.md.
+
+python benchmarks/choices.py        # about a minute; writes results/choices.csv
+"""
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+from linformer_kit import LinformerAttention
+from linformer_kit.bench.measure import make_call, time_interleaved
+from linformer_kit.bench.table import write_atomically
+from linformer_kit.models import attention_linformer
+
+RESULT = Path(__file__).parent.parent / "results" / "choices.csv"
+BATCH, LENGTH, WIDTH, HEADS = 2, 4096, 512, 8
+Calls = dict[str, Callable[[], object]]
+
+
+def layer(projected_length: int, projection: str = "linear") -> LinformerAttention:
+    """A layer of the benchmark's sizes."""
+    return LinformerAttention(WIDTH, HEADS, max_length=LENGTH, projected_length=projected_length, projection=projection)
+
+
+def with_orders(attention: LinformerAttention, keys: str, queries: str, x: torch.Tensor) -> Callable[[], object]:
+    """The layer's forward in these orders, whatever is cheapest."""
+
+    def call() -> object:
+        with (
+            torch.no_grad(),
+            patch.object(LinformerAttention, "_key_order", lambda *_: keys),
+            patch.object(LinformerAttention, "_query_order", lambda *_: queries),
+        ):
+            return attention(x)
+
+    return call
+
+
+def orders(x: torch.Tensor) -> dict[str, Calls]:
+    """Every order of the products, at K where folding is far cheaper, a little cheaper, and dearer."""
+    return {
+        f"order of the products, K={k}": {
+            f"{keys}, {queries}": with_orders(attention, keys, queries, x)
+            for keys in ("sequence first", "features first")
+            for queries in ("per head", "folded")
+        }
+        for k, attention in ((k, layer(k)) for k in (32, 64, 128))
+    }
+
+
+def softmax(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Calls:
+    """The fused kernel, and the softmax written out."""
+
+    def written_out(query: torch.Tensor) -> torch.Tensor:
+        return (query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1) @ values
+
+    return {
+        "fused": lambda: F.scaled_dot_product_attention(query, keys, values),
+        "written out": lambda: written_out(query),
+        "written out, 1,024 queries at a time": lambda: torch.cat(
+            [written_out(chunk) for chunk in query.split(1024, dim=2)], dim=2
+        ),
+    }
+
+
+def chunks(attention: LinformerAttention, x: torch.Tensor) -> Calls:
+    """Queries in chunks of several sizes."""
+
+    def call(size: int) -> Callable[[], object]:
+        def run() -> object:
+            with torch.no_grad(), patch.object(attention_linformer, "QUERY_CHUNK", size):
+                return attention(x)
+
+        return run
+
+    return {f"{size:,} queries at a time": call(size) for size in (512, 1024, 4096, 8192)}
+
+
+def convolution(x: torch.Tensor) -> Calls:
+    """Taps applied by multiplying and adding up, and by an einsum."""
+    windows, taps = x.unflatten(1, (128, -1)), torch.randn(LENGTH // 128, WIDTH)
+    return {
+        "multiply and add up": lambda: (windows * taps).sum(dim=2),
+        "einsum": lambda: torch.einsum("bkwc,wc->bkc", windows, taps),
+    }
+
+
+def padding(attention: LinformerAttention, x: torch.Tensor) -> Calls:
+    """What a mask costs."""
+    mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH // 2]])
+
+    def masked() -> object:
+        with torch.no_grad():
+            return attention(x, mask=mask)
+
+    return {"without a mask": make_call(attention, x, "forward"), "with a mask": masked}
+
+
+def questions() -> dict[str, Calls]:
+    """Everything that is timed: a question, and the answers to choose from."""
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    query, keys, values = (torch.randn(BATCH, HEADS, rows, WIDTH // HEADS) for rows in (LENGTH, 128, 128))
+    return {
+        **orders(x),
+        "softmax(Q keysᵀ) values, K=128": softmax(query, keys, values),
+        "chunks of queries, per head, K=128": chunks(layer(128), x),
+        "chunks of queries, folded, K=32": chunks(layer(32), x),
+        "conv, K=128": convolution(x),
+        "padding, K=128": padding(layer(128), x),
+        "projections, K=128": {
+            name: make_call(layer(128, name), x, "forward") for name in ("linear", "dynamic", "conv", "mean", "max")
+        },
+    }
+
+
+def main() -> None:
+    rows = []
+    for question, calls in questions().items():
+        timings = time_interleaved(calls, budget_seconds=10, most_rounds=15)
+        fastest = min(timing.median for timing in timings.values() if timing.median)
+        rows += [
+            {
+                "question": question,
+                "answer": answer,
+                "milliseconds": f"{1e3 * timing.median:.4g}",
+                "ratio": f"{timing.median / fastest:.2f}",
+            }
+            for answer, timing in timings.items()
+            if timing.median
+        ]
+
+    def write(path: Path) -> None:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    RESULT.parent.mkdir(exist_ok=True)
+    write_atomically(RESULT, write)
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
