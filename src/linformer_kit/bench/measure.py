@@ -1,0 +1,193 @@
+"""Time, interleaved; peak memory; how a cost grows."""
+
+import contextlib
+import ctypes
+import gc
+import math
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Mode = Literal["forward", "forward+backward"]
+MODES: tuple[Mode, ...] = ("forward", "forward+backward")
+
+OK = "ok"
+OUT_OF_MEMORY = "out of memory"
+OVER_TIME_LIMIT = "over the time limit"
+
+# the products whose rate is the yardstick, as rows × inner × columns: which is faster depends on the machine
+GEMM_SHAPES = {"GEMM, square": (2048, 2048, 2048), "GEMM, tall": (8192, 512, 512)}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call over several rounds, or the reason why there are none."""
+
+    status: str
+    median: float | None = None
+    fastest: float | None = None
+    slowest: float | None = None
+    rounds: int = 0
+
+
+def make_call(layer: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
+    """What is measured: inference without gradients, or a training step's forward and backward, the input's gradient included."""
+    if mode == "forward":
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return layer(x)
+
+        return forward
+
+    leaf = x.detach().requires_grad_()
+    upstream = torch.randn_like(x)
+
+    def forward_backward() -> None:
+        layer.zero_grad(set_to_none=True)
+        leaf.grad = None
+        layer(leaf).backward(upstream)
+
+    return forward_backward
+
+
+def gemm_calls() -> dict[str, Callable[[], object]]:
+    """Large float32 matrix products, to be timed beside layers."""
+
+    def product(rows: int, inner: int, columns: int) -> Callable[[], object]:
+        a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+        return lambda: a @ b
+
+    return {name: product(*shape) for name, shape in GEMM_SHAPES.items()}
+
+
+def gemm_rate(timings: Mapping[str, Timing]) -> float | None:
+    """Multiply-adds per second of the faster of the products of `gemm_calls`; None if they were not timed."""
+    rates = [
+        math.prod(shape) / median for name, shape in GEMM_SHAPES.items() if name in timings and (median := timings[name].median)
+    ]
+    return max(rates, default=None)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is a failed allocation: torch reports those of the CPU as a RuntimeError."""
+    return isinstance(error, MemoryError) or bool(re.search(r"can't allocate memory|not enough memory|bad_alloc", str(error)))
+
+
+def time_interleaved(
+    calls: Mapping[str, Callable[[], object]], *, budget_seconds: float = 20.0, least_rounds: int = 3, most_rounds: int = 9
+) -> dict[str, Timing]:
+    """Time every call once per round, so that whatever slows the machine for a while slows all of them.
+
+    One round to warm up says how many rounds fit in the budget. A call that runs out of memory there takes no further part.
+    """
+    warm_up: dict[str, float] = {}
+    timings: dict[str, Timing] = {}
+    for name, call in calls.items():
+        try:
+            warm_up[name] = seconds_of(call)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            timings[name] = Timing(OUT_OF_MEMORY)
+    rounds = min(max(int(budget_seconds / max(sum(warm_up.values()), 1e-9)), least_rounds), most_rounds)
+    gc.collect()
+    seconds: dict[str, list[float]] = {name: [] for name in warm_up}
+    for _ in range(rounds):
+        for name in warm_up:
+            seconds[name].append(seconds_of(calls[name]))
+    for name, all_seconds in seconds.items():
+        timings[name] = Timing(OK, statistics.median(all_seconds), min(all_seconds), max(all_seconds), rounds)
+    return timings
+
+
+def _status_bytes(field: str) -> int | None:
+    """A field of /proc/self/status in bytes; None where there is no such file."""
+    try:
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def _peak_resident() -> int:
+    """The most memory this process has held so far, since `_reset_peak` where that works."""
+    # not ru_maxrss on Linux: it is inherited over exec, so it starts at the parent's peak
+    peak = _status_bytes("VmHWM")
+    if peak is not None:
+        return peak
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _reset_peak() -> None:
+    """Let the peak start anew from what is resident now. Where the system cannot, it goes on from the peak so far."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(call: Callable[[], object]) -> int:
+    """Bytes that `call` needs at its peak, above what was resident just before it."""
+    gc.collect()
+    _release_free_memory()
+    _reset_peak()
+    before = _peak_resident()
+    result = call()
+    peak = _peak_resident() - before
+    del result
+    return peak
+
+
+def _release_free_memory() -> None:
+    """Give freed memory back to the system, else a call that reuses it seems to need less."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+        if trim is not None:
+            trim(0)
+
+
+def limit_memory() -> None:
+    """Make an allocation beyond the memory that is free fail with an error, where Linux would kill the process instead."""
+    in_use, available = _status_bytes("VmData"), meminfo_bytes("MemAvailable")
+    if in_use is not None and available is not None:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = in_use + int(0.95 * available)
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def meminfo_bytes(field: str) -> int | None:
+    """A field of /proc/meminfo in bytes; None where there is no such file."""
+    try:
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def fit_exponent(sizes: Iterable[float], costs: Iterable[float]) -> float:
+    """The p of cost = c · size^p, by least squares over the logarithms.
+
+    >>> round(fit_exponent([1, 2, 4], [3, 12, 48]), 6)
+    2.0
+    """
+    points = [(math.log(size), math.log(cost)) for size, cost in zip(sizes, costs, strict=True)]
+    if len(points) < 2:
+        raise ValueError(f"an exponent needs two points or more, got {len(points)}")
+    return statistics.linear_regression(*zip(*points, strict=True)).slope

@@ -1,0 +1,126 @@
+"""Pictures of the measurements, readable at the width of a README, in colours that colour-blind readers tell apart (Okabe-Ito)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from .peers import FULL, LINFORMER, LINFORMER_PYTORCH, OURS
+from .table import write_atomically
+
+DOTS_PER_INCH = 150
+ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#666666"
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour and marker of a line; both differ, so that either is enough."""
+
+    colour: str
+    marker: str
+
+
+LOOKS = {OURS: Look(VERMILION, "o"), LINFORMER: Look(BLUE, "s"), LINFORMER_PYTORCH: Look(GREEN, "^"), FULL: Look(GREY, "D")}
+OTHER_LOOKS = (Look(VERMILION, "o"), Look(ORANGE, "s"), Look(PURPLE, "^"), Look(SKY, "v"), Look(BLUE, "P"))
+
+
+def new_figure(rows: int, columns: int, width: float = 9.5, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """A figure with its axes in reading order. No pyplot: nothing to close, and no window system is asked for."""
+    figure = Figure(figsize=(width, height * rows), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def short_number(value: float) -> str:
+    """
+    >>> [short_number(value) for value in (512, 4096, 0.25, 20, 1500)]
+    ['512', '4k', '0.25', '20', '1,500']
+    """
+    if value >= 1024 and value % 1024 == 0:
+        return f"{value / 1024:.0f}k"
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.002), duration(0.25), duration(40)
+    ('2 ms', '250 ms', '40 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def size(mib: float) -> str:
+    """
+    >>> size(20), size(4096)
+    ('20 MiB', '4 GiB')
+    """
+    return f"{mib / 1024:.3g} GiB" if mib >= 1024 else f"{mib:.3g} MiB"
+
+
+def over_length(axes: Axes, title: str, lengths: Sequence[float]) -> None:
+    """Title, grid and an axis of lengths."""
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_xscale("log", base=2)
+    step = max(1, -(-len(lengths) // 8))  # more labels would run into each other
+    axes.xaxis.set_major_locator(FixedLocator(list(lengths[::-step])))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+    axes.set_xlabel("length N")
+    axes.grid(True, color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def cost_lines(axes: Axes, title: str, lines: Mapping[str, Points], looks: Mapping[str, Look], unit: str) -> None:
+    """Cost over length, both logarithmic. `unit` is "time" (seconds) or "memory" (MiB)."""
+    for name, points in lines.items():
+        if points:
+            look = looks[name]
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, color=look.colour, marker=look.marker, markersize=5, linewidth=1.8, label=name)
+    over_length(axes, title, sorted({x for points in lines.values() for x, _ in points}))
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 3)) if unit == "time" else LogLocator(4))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value) if unit == "time" else size(value)))
+
+
+def bars(axes: Axes, title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], colours: Iterable[str]) -> None:
+    """Bars side by side with their numbers on top, and a line at 1."""
+    width = 0.8 / max(len(series), 1)
+    for index, ((name, heights), colour) in enumerate(zip(series.items(), colours, strict=False)):
+        places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        drawn = axes.bar(places, heights, width * 0.94, color=colour, label=name)
+        axes.bar_label(drawn, fmt=lambda height: f"{height:.1f}×", fontsize=10, padding=2)
+    axes.axhline(1, color=GREY, linewidth=1)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_xticks(range(len(groups)), groups)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(y=0.12)
+    legend(axes, loc="upper right")
+
+
+def legend(axes: Axes, **options) -> None:
+    """A legend, if there is anything to name: a run that was stopped early leaves panels empty."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=10, **options)
+
+
+def shared_legend(figure: Figure, axes: Axes) -> None:
+    """One legend for all panels, above them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=11)
+
+
+def footnote(figure: Figure, text: str) -> None:
+    """What the numbers were measured on, small, below everything."""
+    figure.supxlabel(text, fontsize=9, color=GREY)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the picture; the kind follows from the name."""
+    write_atomically(path, lambda part: figure.savefig(part, dpi=DOTS_PER_INCH))

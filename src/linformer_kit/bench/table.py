@@ -1,0 +1,89 @@
+"""Measurements as CSV: one row per point, written after each, so that a run can be stopped and taken up again."""
+
+import contextlib
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+Row = dict[str, str]
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a file beside `path` and then put it in its place: what stands there is always whole."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    try:
+        write(Path(name))
+        os.chmod(name, 0o644)  # mkstemp makes files that only their owner can read
+        os.replace(name, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def as_text(value: object) -> str:
+    """Floats with six digits, which is more than any measurement has; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+class Table:
+    """Rows of text, found by their key columns, kept in a CSV file."""
+
+    def __init__(self, path: Path, keys: tuple[str, ...], values: tuple[str, ...]):
+        self.path = path
+        self.keys = keys
+        self.values = values
+        self._rows: dict[tuple[str, ...], Row] = {}
+        if path.exists():
+            self._load()
+
+    def _load(self) -> None:
+        with self.path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != self.keys + self.values:
+                raise ValueError(
+                    f"{self.path} has the columns {', '.join(reader.fieldnames or ['none'])}, which this version does not write; "
+                    "move it away, or measure anew with --fresh"
+                )
+            for row in reader:
+                self._rows[self._key(row)] = row
+
+    def _key(self, row: Mapping[str, object]) -> tuple[str, ...]:
+        return tuple(as_text(row.get(name)) for name in self.keys)
+
+    def get(self, **key: object) -> Row | None:
+        """The row with this key; key columns left out are empty."""
+        return self._rows.get(self._key(key))
+
+    def rows(self, **wanted: object) -> Iterator[Row]:
+        """The rows in which these columns have these values."""
+        for row in self._rows.values():
+            if all(row[name] == as_text(value) for name, value in wanted.items()):
+                yield row
+
+    def number(self, column: str, **key: object) -> float | None:
+        """One number; None where it was not measured."""
+        row = self.get(**key)
+        return float(row[column]) if row and row[column] else None
+
+    def put(self, rows: list[dict[str, object]]) -> None:
+        """Add rows, or add to rows, and write the file."""
+        for new in rows:
+            row = self._rows.setdefault(self._key(new), dict.fromkeys(self.keys + self.values, ""))
+            unknown = new.keys() - row.keys()
+            if unknown:
+                raise KeyError(f"{self.path.name} has no column {', '.join(sorted(unknown))}")
+            row.update({name: as_text(value) for name, value in new.items()})
+        write_atomically(self.path, lambda path: path.write_text(self._csv(), encoding="utf-8"))
+
+    def _csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.keys + self.values, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self._rows.values())
+        return text.getvalue()
