@@ -122,6 +122,16 @@ def test_the_cache_holds_slots_per_finished_block_and_the_open_block():
         assert grown.open.x_BPC.shape[1] == 0
 
 
+def test_the_cache_of_examples_at_different_places_is_as_long_as_the_longest_needs():
+    layer, _ = build(block_length=16, slots=2)
+    _, cache = layer.step(torch.randn(2, 14, 8), mask=torch.arange(14) >= torch.tensor([[0], [11]]))
+    for seen in range(15, 75):
+        _, cache = layer.step(torch.randn(2, 1, 8), cache)
+        assert cache.seen.tolist() == [seen, seen - 11]
+        assert cache.summaries.keys_BSF.shape[1] == seen // 16 * 2
+        assert cache.open.x_BPC.shape[1] == max(seen % 16, (seen - 11) % 16)
+
+
 def test_an_old_cache_stays_valid_and_can_be_reordered():
     layer, _ = build()
     x = torch.randn(3, 10, 8)
