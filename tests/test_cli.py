@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from linformer_kit import __version__, demo
 from linformer_kit.cli import app
+from linformer_kit.demo import learn, show
 
-TINY = demo.Settings(
+TINY = learn.Settings(
     length=48,
     marked=8,
     projected_length=8,
@@ -28,7 +29,7 @@ TINY = demo.Settings(
     held_out=10,  # not a multiple of the batch
     layer_lengths=(16, 33),
     layer_width=16,
-    layer_repeats=2,
+    layer_rounds=2,
 )
 
 
@@ -199,31 +200,31 @@ def test_other_errors_are_bugs_and_keep_their_traceback(tmp_path, monkeypatch):
 
 
 def test_the_label_is_the_digit_of_every_marked_token():
-    tokens, mask, labels = demo.make_batch(TINY, 200, torch.Generator().manual_seed(0))
+    tokens, mask, labels = learn.make_batch(TINY, 200, torch.Generator().manual_seed(0))
     for example, real, label in zip(tokens.tolist(), mask.tolist(), labels.tolist(), strict=True):
         length = sum(real)
         assert TINY.length // 2 <= length <= TINY.length
         assert real == [True] * length + [False] * (TINY.length - length)
-        assert example[0] == demo.START
-        assert example[length:] == [demo.PADDING] * (TINY.length - length)
-        marked = [token for token in example[1:length] if token >= demo.DIGITS]
-        assert marked == [demo.DIGITS + label] * TINY.marked
+        assert example[0] == learn.START
+        assert example[length:] == [learn.PADDING] * (TINY.length - length)
+        marked = [token for token in example[1:length] if token >= learn.DIGITS]
+        assert marked == [learn.DIGITS + label] * TINY.marked
 
 
 def test_labels_lengths_and_places_take_all_their_values():
-    tokens, mask, labels = demo.make_batch(TINY, 2000, torch.Generator().manual_seed(0))
-    assert set(labels.tolist()) == set(range(demo.DIGITS))
+    tokens, mask, labels = learn.make_batch(TINY, 2000, torch.Generator().manual_seed(0))
+    assert set(labels.tolist()) == set(range(learn.DIGITS))
     assert set(mask.sum(dim=1).tolist()) == set(range(TINY.length // 2, TINY.length + 1))
-    is_marked = (tokens >= demo.DIGITS) & (tokens < demo.START)
+    is_marked = (tokens >= learn.DIGITS) & (tokens < learn.START)
     assert is_marked.any(dim=0).tolist() == [False] + [True] * (TINY.length - 1)
 
 
 def test_the_first_token_alone_tells_nothing():
     """Without attention the answer would not depend on the digits at all."""
-    model = demo.make_models(TINY)["full attention"]
+    model = learn.make_models(TINY)["full attention"]
     for layer in model.encoder.layers:
         torch.nn.init.zeros_(layer.attention.output.weight)
-    tokens, mask, _ = demo.make_batch(TINY, 8, torch.Generator().manual_seed(0))
+    tokens, mask, _ = learn.make_batch(TINY, 8, torch.Generator().manual_seed(0))
     logits = model(tokens, mask)
     torch.testing.assert_close(logits, logits[:1].expand_as(logits))
 
@@ -232,7 +233,7 @@ def test_the_first_token_alone_tells_nothing():
 
 
 def test_the_models_differ_in_the_projection_alone():
-    linformer_weights, full_weights = (demo.make_models(TINY)[name].state_dict() for name in ("Linformer", "full attention"))
+    linformer_weights, full_weights = (learn.make_models(TINY)[name].state_dict() for name in ("Linformer", "full attention"))
     only = set(linformer_weights) ^ set(full_weights)
     assert only == {f"encoder.layers.{layer}.attention.projection.weight" for layer in range(TINY.depth)}
     for name, weight in full_weights.items():
@@ -241,27 +242,27 @@ def test_the_models_differ_in_the_projection_alone():
 
 def test_the_same_seed_gives_the_same_training(tiny):
     result, _, _ = tiny
-    *_, again = demo.train(demo.make_models(TINY), TINY)
+    *_, again = learn.train(learn.make_models(TINY), TINY)
     for name, learner in result.learners.items():
         assert again[name].losses == pytest.approx(learner.losses, rel=1e-6)
         assert again[name].hits == learner.hits
 
 
 def test_another_seed_gives_another_training():
-    one, two = (demo.Settings(**{**vars(TINY), "seed": seed}) for seed in (0, 1))
-    (*_, first), (*_, second) = (demo.train(demo.make_models(settings), settings) for settings in (one, two))
+    one, two = (learn.Settings(**{**vars(TINY), "seed": seed}) for seed in (0, 1))
+    (*_, first), (*_, second) = (learn.train(learn.make_models(settings), settings) for settings in (one, two))
     assert first["Linformer"].losses != second["Linformer"].losses
 
 
 @pytest.mark.slow
 def test_both_models_learn_the_task():
     """The task and the training of the demo, on a sequence short enough for a test."""
-    settings = demo.Settings(length=128, marked=8, projected_length=16, steps=150, held_out=200)
-    models = demo.make_models(settings)
-    for _ in demo.train(models, settings):
+    settings = learn.Settings(length=128, marked=8, projected_length=16, steps=150, held_out=200)
+    models = learn.make_models(settings)
+    for _ in learn.train(models, settings):
         pass
     for name, model in models.items():
-        assert demo.accuracy(model, settings) > 0.95, name
+        assert learn.accuracy(model, settings) > 0.95, name
 
 
 # what it leaves behind
@@ -273,9 +274,9 @@ def test_the_csv_holds_what_was_measured(tiny):
         table = {(row["quantity"], row["model"], row["length"], row["step"]): float(row["value"]) for row in csv.DictReader(file)}
     length, steps = str(TINY.length), str(TINY.steps)
     assert len(table) == 2 * (3 + 3 * TINY.steps + len(TINY.layer_lengths))  # and no row twice
-    for name in demo.PROJECTIONS:
+    for name in learn.PROJECTIONS:
         learner = result.learners[name]
-        assert table["held-out accuracy", name, length, steps] == demo.accuracy(learner.model, TINY)
+        assert table["held-out accuracy", name, length, steps] == learn.accuracy(learner.model, TINY)
         assert table["parameters", name, length, ""] == sum(p.numel() for p in learner.model.parameters())
         times = sorted(table["step seconds", name, length, str(step)] for step in range(1, TINY.steps + 1))
         assert table["median step seconds", name, length, ""] == times[TINY.steps // 2] > 0
@@ -286,9 +287,9 @@ def test_the_csv_holds_what_was_measured(tiny):
 
 
 def test_the_step_at_which_it_was_learnt():
-    learner = demo.make_learner(demo.make_models(TINY)["Linformer"], TINY)
+    learner = learn.make_learner(learn.make_models(TINY)["Linformer"], TINY)
     learner.hits, learner.seconds = [0.0] * 3 + [1.0] * 20, [2.0] * 23
-    result = demo.Result(TINY, {"Linformer": learner}, {}, {})
+    result = show.Result(TINY, {"Linformer": learner}, {}, {})
     assert result.steps_to_learn("Linformer") == 13  # the first step whose last ten batches were all right
     assert result.seconds_to_learn("Linformer") == 26
 
@@ -309,8 +310,8 @@ def test_nothing_else_is_left(tiny):
 
 def test_the_printed_numbers_are_those_measured(tiny):
     result, folder, printed = tiny
-    for name in demo.PROJECTIONS:
-        assert demo.percent(result.accuracies[name]) in printed
+    for name in learn.PROJECTIONS:
+        assert show.percent(result.accuracies[name]) in printed
         assert f"{result.parameters(name):,}" in printed
     ratio = result.step_seconds("full attention") / result.step_seconds("Linformer")
     assert f"{ratio:.1f} ×" in printed
@@ -340,14 +341,3 @@ def test_a_second_run_replaces_the_files(tmp_path):
     demo.run(tmp_path, TINY, Console(file=io.StringIO()))
     assert (tmp_path / demo.PICTURE).read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / demo.NUMBERS).read_text().startswith("quantity,")
-
-
-def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_other(tmp_path):
-    def fail(path: Path) -> None:
-        path.write_text("half")
-        raise OSError("disk full")
-
-    (tmp_path / "kept").write_text("old")
-    with pytest.raises(OSError, match="disk full"):
-        demo.write_whole(tmp_path / "kept", fail)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept", "old")]

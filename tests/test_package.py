@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "models": {"models"},
     "bench": {"bench", "models"},
     "training": {"training", "models"},
-    "demo": {"models"},
+    "demo": {"demo", "bench", "models"},
     "reference": set(),
     "cli": {"training", "bench", "demo", "models", "__init__"},
     "__init__": {"models"},
@@ -81,7 +81,7 @@ def python_blocks():
             yield pytest.param(textwrap.dedent(block), id=f"{path.name}-{number}")
 
 
-@pytest.mark.parametrize("block", python_blocks())
+@pytest.mark.parametrize("block", list(python_blocks()))
 def test_the_code_in_the_documents_runs(block):
     exec(block, {"__name__": "__main__"})
 

@@ -1,0 +1,280 @@
+"""What the benchmark of the attention layers measures: the points, and how each is measured and kept."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from linformer_kit.bench import peers, plots
+from linformer_kit.bench.measure import (
+    MODES,
+    OK,
+    OUT_OF_MEMORY,
+    OVER_TIME_LIMIT,
+    Mode,
+    Timing,
+    gemm_calls,
+    gemm_rate,
+    make_call,
+    time_interleaved,
+)
+from linformer_kit.bench.memory import MemoryPoint, measure_memory
+from linformer_kit.bench.peers import FULL, LINFORMERS, OURS
+from linformer_kit.bench.table import Table
+
+BATCH = 2
+# the projected length of the pictures over N, of the growth, and of the points that include full attention
+K = 128
+# a call expected to take longer is left out
+LIMIT_SECONDS = 30.0
+# tokens on which causal layers are compared before they are timed; not a multiple of any block
+CAUSAL_CHECK_LENGTH = 1000
+
+MAIN, GROWTH, CAUSAL, MACHINE = "attention.csv", "attention_growth.csv", "attention_causal.csv", "attention_machine.json"
+MEASURED = ("status", "seconds_median", "seconds_fastest", "seconds_slowest", "rounds")
+SHARE = ("multiply_adds", "gemm_rate", "gemm_fraction")
+MEMORY = ("memory_status", "peak_mib")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Which points are measured."""
+
+    name: str
+    lengths: tuple[int, ...]
+    projected_lengths: tuple[int, ...]
+    memory_points: tuple[tuple[int, int], ...]  # (length, projected length)
+    memory_modes: tuple[Mode, ...]
+    growth_lengths: tuple[int, ...]
+    causal_lengths: tuple[int, ...]
+    causal_shapes: tuple[tuple[int, int], ...]  # (block length, slots)
+    gemm_from: int  # the length from which on the GEMM is timed too
+    least_rounds: int
+    most_rounds: int
+
+
+PROJECTED_LENGTHS = (32, 64, 128, 256)
+COMPLETE = Sweep(
+    name="complete",
+    lengths=tuple(2**power for power in range(9, 17)),
+    projected_lengths=PROJECTED_LENGTHS,
+    memory_points=(*((4096, rows) for rows in PROJECTED_LENGTHS), (16384, K), (65536, K)),
+    memory_modes=MODES,
+    growth_lengths=tuple(2**power for power in range(12, 19)),
+    causal_lengths=tuple(2**power for power in range(10, 15)),
+    causal_shapes=((128, 4), (128, 8), (256, 8)),
+    gemm_from=4096,
+    least_rounds=3,
+    most_rounds=9,
+)
+QUICK = Sweep(
+    name="quick",
+    lengths=(256, 512),
+    projected_lengths=(K,),
+    memory_points=((512, K),),
+    memory_modes=("forward+backward",),
+    growth_lengths=(256, 512),
+    causal_lengths=(256,),
+    causal_shapes=((64, 4),),
+    gemm_from=512,
+    least_rounds=1,
+    most_rounds=1,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A piece of the run that is kept when it is done."""
+
+    name: str
+    is_done: Callable[[], bool]
+    run: Callable[[], Iterable[str]]  # gives lines to print
+
+
+def as_row(timing: Timing) -> dict[str, object]:
+    """A timing in the columns of the tables."""
+    return {
+        "status": timing.status,
+        "seconds_median": timing.median,
+        "seconds_fastest": timing.fastest,
+        "seconds_slowest": timing.slowest,
+        "rounds": timing.rounds or None,
+    }
+
+
+def in_words(point: str, timings: dict[str, Timing]) -> str:
+    """One line about a point."""
+    parts = [f"{name} {plots.duration(timing.median) if timing.median else timing.status}" for name, timing in timings.items()]
+    return f"{point}: {', '.join(parts)}"
+
+
+class Benchmark:
+    """The tables of a folder, and the steps that fill them."""
+
+    def __init__(self, sweep: Sweep, folder: Path):
+        self.sweep = sweep
+        self.folder = folder
+        point = ("implementation", "length", "projected_length", "batch", "mode")
+        causal_point = ("implementation", "length", "block_length", "slots", "batch", "mode")
+        self.main = Table(folder / MAIN, point, MEASURED + SHARE + MEMORY)
+        self.growth = Table(folder / GROWTH, point, MEASURED + MEMORY)
+        self.causal = Table(folder / CAUSAL, causal_point, MEASURED)
+
+    def steps(self) -> list[Step]:
+        """Everything there is to measure, time before memory, short before long."""
+        sweep, steps = self.sweep, []
+
+        def add(name: str, is_done: Callable[..., bool], run: Callable[..., Iterable[str]], *arguments) -> None:
+            steps.append(Step(name, lambda: is_done(*arguments), lambda: run(*arguments)))
+
+        for length, rows in product(sweep.lengths, sweep.projected_lengths):
+            add(f"N={length:,} K={rows}", lambda *point: not self.untimed_modes(*point), self.time_layers, length, rows)
+        for mode in MODES:
+            add(f"growth, {mode}", self.growth_is_timed, self.time_growth, mode)
+        for length in sweep.causal_lengths:
+            add(f"causal N={length:,}", lambda length: not self.untimed_causal_modes(length), self.time_causal, length)
+        for (length, rows), mode in product(sweep.memory_points, sweep.memory_modes):
+            for name in self.implementations(rows):
+                point = MemoryPoint(name, length, rows, BATCH, mode)
+                add(f"memory N={length:,} K={rows} {name}", self.memory_is_known, self.measure_memory, self.main, point)
+        for length, mode in product(sweep.growth_lengths, sweep.memory_modes):
+            point = MemoryPoint(OURS, length, K, 1, mode)
+            add(f"memory N={length:,}", self.memory_is_known, self.measure_memory, self.growth, point)
+        return steps
+
+    def implementations(self, projected_length: int) -> tuple[str, ...]:
+        """Full attention has no projected length; it is measured once, beside the others with K rows."""
+        return (*LINFORMERS, FULL) if projected_length == K else LINFORMERS
+
+    @staticmethod
+    def key(implementation: str, length: int, projected_length: int, batch: int, mode: str) -> dict[str, object]:
+        """The key columns of a row."""
+        rows = None if implementation == FULL else projected_length
+        return {"implementation": implementation, "length": length, "projected_length": rows, "batch": batch, "mode": mode}
+
+    def untimed_modes(self, length: int, projected_length: int) -> list[Mode]:
+        """Layers of a point are timed together, so one of them tells for all."""
+        rows = {mode: self.main.get(**self.key(OURS, length, projected_length, BATCH, mode)) for mode in MODES}
+        return [mode for mode, row in rows.items() if not (row and row["status"])]
+
+    def refusal(self, table: Table, key: dict[str, object], exponent: int) -> str | None:
+        """Why a call is not worth starting, as far as the next shorter length tells."""
+        length = int(str(key["length"]))
+        shorter = [
+            row for row in table.rows(**{name: key[name] for name in key if name != "length"}) if int(row["length"]) < length
+        ]
+        if not shorter:
+            return None
+        last = max(shorter, key=lambda row: int(row["length"]))
+        if last["status"] != OK:
+            return last["status"] or None
+        expected = float(last["seconds_median"]) * (length / int(last["length"])) ** exponent
+        return OVER_TIME_LIMIT if expected > LIMIT_SECONDS else None
+
+    def time_layers(self, length: int, projected_length: int) -> Iterable[str]:
+        """All implementations at one length and projected length, in both modes."""
+        names, modes = self.implementations(projected_length), self.untimed_modes(length, projected_length)
+        refusals: dict[tuple[str, Mode], str] = {}
+        for name, mode in product(names, modes):
+            key = self.key(name, length, projected_length, BATCH, mode)
+            reason = self.refusal(self.main, key, exponent=2 if name == FULL else 1)
+            if reason:
+                refusals[name, mode] = reason
+
+        ours, x = peers.our_layer(length, projected_length), torch.randn(BATCH, length, peers.EMBED_DIM)
+        layers = {name: peers.build(name, ours) for name in names if any((name, mode) not in refusals for mode in modes)}
+        for name, mode in product(peers.check_layers(layers, ours, x), modes):
+            refusals[name, mode] = OUT_OF_MEMORY
+
+        for mode in modes:
+            calls = {name: make_call(layer, x, mode) for name, layer in layers.items() if (name, mode) not in refusals}
+            with_gemm = mode == "forward" and length >= self.sweep.gemm_from
+            timings = self.time({**calls, **gemm_calls()} if with_gemm else calls)
+            rate = gemm_rate(timings)
+            timings = {name: timings[name] for name in calls}
+            timings |= {name: Timing(refusals[name, mode]) for name in names if (name, mode) in refusals}
+            rows = {name: {**self.key(name, length, projected_length, BATCH, mode), **as_row(timings[name])} for name in names}
+            if mode == "forward":
+                multiply_adds, seconds = ours.plan(length, BATCH).multiply_adds, timings[OURS].median
+                rows[OURS]["multiply_adds"] = multiply_adds
+                if seconds and rate:
+                    rows[OURS] |= {"gemm_rate": rate, "gemm_fraction": multiply_adds / seconds / rate}
+            self.main.put(list(rows.values()))
+            yield in_words(f"N={length:,} K={projected_length} {mode}", timings)
+
+    def time(self, calls: dict[str, Callable[[], object]], budget_seconds: float = 20.0) -> dict[str, Timing]:
+        """Interleaved timing with the rounds of this sweep."""
+        return time_interleaved(
+            calls, budget_seconds=budget_seconds, least_rounds=self.sweep.least_rounds, most_rounds=self.sweep.most_rounds
+        )
+
+    def growth_is_timed(self, mode: Mode) -> bool:
+        rows = [self.growth.get(**self.key(OURS, length, K, 1, mode)) for length in self.sweep.growth_lengths]
+        return all(row and row["status"] for row in rows)
+
+    def time_growth(self, mode: Mode) -> Iterable[str]:
+        """Our layer at all lengths, interleaved: a slow minute must not bend the line."""
+        longest = torch.randn(1, max(self.sweep.growth_lengths), peers.EMBED_DIM)
+        calls: dict[str, Callable[[], object]] = {}
+        for length in self.sweep.growth_lengths:
+            layer, x = peers.our_layer(length, K), longest[:, :length]
+            if not peers.check_layers({OURS: layer}, layer, x):
+                calls[str(length)] = make_call(layer, x, mode)
+        timings = self.time(calls, budget_seconds=60)
+        self.growth.put(
+            [
+                {**self.key(OURS, length, K, 1, mode), **as_row(timings.get(str(length), Timing(OUT_OF_MEMORY)))}
+                for length in self.sweep.growth_lengths
+            ]
+        )
+        yield in_words(f"growth, {mode}", timings)
+
+    def causal_keys(self, length: int, mode: Mode) -> dict[str, dict[str, object]]:
+        """The key columns of each causal layer at a length, by the name it has in lines and pictures."""
+        point = {"length": length, "batch": 1, "mode": mode}
+        keys: dict[str, dict[str, object]] = {
+            causal_name(block, slots): {**point, "implementation": OURS, "block_length": block, "slots": slots}
+            for block, slots in self.sweep.causal_shapes
+        }
+        return {**keys, FULL: {**point, "implementation": FULL, "block_length": None, "slots": None}}
+
+    def untimed_causal_modes(self, length: int) -> list[Mode]:
+        rows = {mode: [self.causal.get(**key) for key in self.causal_keys(length, mode).values()] for mode in MODES}
+        return [mode for mode in MODES if not all(row and row["status"] for row in rows[mode])]
+
+    def time_causal(self, length: int) -> Iterable[str]:
+        """Our causal layer with several blocks and slots, and causal full attention."""
+        layers: dict[str, peers.CausalLinformerAttention | peers.FullAttention] = {
+            causal_name(block, slots): peers.our_causal_layer(block, slots) for block, slots in self.sweep.causal_shapes
+        }
+        layers[FULL] = peers.FullAttention(peers.our_causal_layer(128, 4), causal=True)
+        x = torch.randn(1, max(length, CAUSAL_CHECK_LENGTH), peers.EMBED_DIM)
+        peers.check_causal_layers(layers, x[:, :CAUSAL_CHECK_LENGTH])
+        x = x[:, :length]
+        for mode in self.untimed_causal_modes(length):
+            keys = self.causal_keys(length, mode)
+            refusals = {name: self.refusal(self.causal, key, exponent=2) for name, key in keys.items()}
+            timings = self.time({name: make_call(layer, x, mode) for name, layer in layers.items() if not refusals[name]})
+            timings |= {name: Timing(reason) for name, reason in refusals.items() if reason}
+            self.causal.put([{**keys[name], **as_row(timings[name])} for name in layers])
+            yield in_words(f"causal N={length:,} {mode}", timings)
+
+    def memory_is_known(self, table: Table, point: MemoryPoint) -> bool:
+        row = table.get(**self.key(**asdict(point)))
+        return bool(row and row["memory_status"])
+
+    def measure_memory(self, table: Table, point: MemoryPoint) -> Iterable[str]:
+        """The peak memory of one call; not of one that was too slow or too large to be timed."""
+        key = self.key(**asdict(point))
+        row = table.get(**key)
+        status, peak_bytes = (row["status"], None) if row and row["status"] not in ("", OK) else measure_memory(point)
+        peak_mib = None if peak_bytes is None else peak_bytes / 2**20
+        table.put([{**key, "memory_status": status, "peak_mib": peak_mib}])
+        what = f"{point.implementation} N={point.length:,} K={point.projected_length} B={point.batch} {point.mode}"
+        yield f"memory of {what}: {status if peak_mib is None else plots.size(peak_mib)}"
+
+
+def causal_name(block_length: int, slots: int) -> str:
+    return f"blocks of {block_length}, {slots} slots"
