@@ -1,5 +1,5 @@
 # `make demo` and `make test` need nothing but Python 3.11 or later and a C compiler; everything else is set up here, once.
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -34,7 +34,8 @@ format: setup ## mend style and formatting where that can be done by machine
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about an hour; resumes)
+bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about 40 minutes; resumes)
+	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/attention.py
 
 clean: ## remove what these targets made, results/ excepted

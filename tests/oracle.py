@@ -73,7 +73,8 @@ def reference_layer(layer, shared=None):
 
 def reference_output(layer, x, context=None, mask=None, shared=None):
     """The reference's outputs for a padded batch: each example alone, reduced to its real tokens."""
-    context = x if context is None else context
+    if context is None:  # what stands behind the mask asks as a zero
+        context = x = x if mask is None else x.masked_fill(~mask[..., None], 0)
     outputs = []
     for example in range(len(x)):
         tokens = context[example] if mask is None else context[example][mask[example]]

@@ -47,7 +47,8 @@ def test_gradients_reach_every_parameter(projection, sharing, feed_forward):
     encoder(torch.randn(2, 12, 8)).square().sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
-        assert (parameter.grad != 0).any(), name
+        # b_K moves all scores of a query alike, which the softmax does not see: its gradient is zero but for round-off
+        assert (parameter.grad != 0).any() or name.endswith("key.bias"), name
 
 
 @given(
@@ -121,7 +122,7 @@ def test_feed_forward_dropout_acts_in_training_only():
 
 
 @pytest.mark.slow
-def test_a_quarter_of_a_million_tokens(monkeypatch):
+def test_a_quarter_of_a_million_tokens():
     torch.set_default_dtype(torch.float32)
     encoder = LinformerEncoder(64, 4, depth=2, max_length=262_144, projected_length=128).eval()
     x = torch.randn(1, 262_144, 64)

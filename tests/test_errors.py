@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,6 +108,21 @@ def test_options_of_the_encoder(options, parts):
         encoder(**options)
 
 
+def test_integers_are_no_features_under_autocast_either():
+    with torch.autocast("cpu", dtype=torch.bfloat16), raises("torch.int64", "torch.float32"):
+        attention()(X.long())
+
+
+def test_numpy_integers_are_integers():
+    assert type(attention(num_heads=np.int64(2)).num_heads) is int
+
+
+def test_queries_of_another_batch_than_the_context():
+    layer = attention()
+    with raises("x holds 1 examples", "context 2"):
+        layer.attend(X[:1], layer.project(X))
+
+
 def test_an_unknown_option_is_refused():
     for build in (attention, causal, encoder):
         with pytest.raises(TypeError, match="shering"):
@@ -166,8 +182,9 @@ def test_a_mask_of_the_queries_is_not_a_mask_of_the_context():
         (torch.zeros(2, 6, 7), ["context has width 7", "embed_dim=8"]),
         (torch.zeros(2, 7, 8), ["7 tokens", "max_length is 6", "truncate", "projection='dynamic'"]),
         (torch.zeros(2, 6, 8, dtype=torch.float64), ["context is torch.float64"]),
+        (torch.zeros(2, 6, 8, device="meta"), ["context is on meta", "cpu"]),
     ],
-    ids=["batch", "rank", "width", "length", "dtype"],
+    ids=["batch", "rank", "width", "length", "dtype", "device"],
 )
 def test_contexts(context, parts):
     with raises(*parts):
@@ -188,17 +205,31 @@ def test_the_shared_projection_is_handed_in_where_it_is_shared_and_only_there(bu
         build(sharing="layerwise")(X)
     with raises("handed in", "sharing='headwise'", "owns one"):
         build()(X, projection=shared)
-    with raises("2 matrices", "sharing='layerwise'"):
-        build(sharing="layerwise")(X, projection=make_projection("linear", embed_dim=8, max_length=6, projected_length=3))
-    with raises("embed_dim=4", "embed_dim=8"):
-        wrong = make_projection("dynamic", embed_dim=4, projected_length=3, sharing="layerwise")
-        build(sharing="layerwise")(X, projection=wrong)
 
 
-def test_a_layerwise_causal_projection_must_fit_the_block():
-    short = make_projection("linear", embed_dim=8, max_length=3, projected_length=2, sharing="layerwise")
-    with raises("4 tokens", "max_length is 3"):
-        causal(sharing="layerwise")(X, projection=short)
+@pytest.mark.parametrize(("build", "length", "rows"), [(attention, 6, 3), (causal, 4, 2)])
+@pytest.mark.parametrize(
+    ("wrong", "parts"),
+    [
+        ({"sharing": "headwise"}, ["sharing='headwise'", "sharing='layerwise'"]),
+        ({"projection": "mean"}, ["projection='mean'", "projection='linear'"]),
+        ({"embed_dim": 4}, ["embed_dim=4", "embed_dim=8"]),
+        ({"max_length": 99}, ["max_length=99", "max_length="]),
+        ({"projected_length": 99}, ["projected_length=99", "projected_length="]),
+        ({"rescale": True}, ["rescale=True", "rescale=False"]),
+    ],
+    ids=str,
+)
+def test_the_shared_projection_must_be_made_for_the_layer(build, length, rows, wrong, parts):
+    options = {"projection": "linear", "embed_dim": 8, "max_length": length, "projected_length": rows, "sharing": "layerwise"}
+    layer = build(sharing="layerwise")
+    assert layer(X, projection=make_projection(**options)).shape == X.shape
+    with raises(*parts):
+        layer(X, projection=make_projection(**{**options, **wrong}))
+    with raises("torch.float64", "torch.float32", ".to("):
+        layer(X, projection=make_projection(**options).double())
+    with raises("meta", "cpu"):
+        layer(X, projection=make_projection(**options).to("meta"))
 
 
 def test_the_cache_of_another_batch():

@@ -1,6 +1,7 @@
 """The house: imports point one way, `import linformer_kit` is quick, documents say what is true."""
 
 import ast
+import csv
 import re
 import subprocess
 import sys
@@ -97,6 +98,22 @@ def test_the_file_tree_in_the_readme_is_the_file_tree():
     ]:
         if path.name != "__init__.py":
             assert path.name in named, f"{path.relative_to(ROOT)} is not in the README's file tree"
+
+
+def test_the_figures_in_the_documents_are_those_of_the_results():
+    with (ROOT / "results" / "attention_targets.csv").open(newline="") as file:
+        measured = {" | ".join(row.values()) for row in csv.DictReader(file)}
+    with (ROOT / "results" / "choices.csv").open(newline="") as file:
+        measured |= {" | ".join(row.values()) for row in csv.DictReader(file)}
+    quoted = []
+    for path in (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "log.md"):
+        # the tables of figures are those whose heading says so
+        for table in re.findall(
+            r"^\| [^\n]*\b(?:measured|milliseconds)\b[^\n]*\n\|[-| ]+\n((?:\|.*\n)+)", path.read_text(), flags=re.MULTILINE
+        ):
+            quoted += [row.strip("| ") for row in table.splitlines()]
+    assert len(quoted) > 20
+    assert set(quoted) <= measured
 
 
 def test_the_version_is_told_once_and_in_the_changelog():

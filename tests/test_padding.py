@@ -108,11 +108,17 @@ def test_padding_receives_no_gradient_as_context(projection):
     assert (context.grad[mask] != 0).any()
 
 
-def test_garbage_behind_the_mask_does_not_reach_the_gradients_of_a_stack():
-    encoder = randomise(LinformerEncoder(8, 2, depth=2, max_length=16, projected_length=4))
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_garbage_behind_the_mask_does_not_reach_the_gradients(projection):
     x, mask = torch.randn(2, 9, 8), torch.arange(9) < torch.tensor([[9], [4]])
-    encoder(x.masked_fill(~mask[..., None], torch.nan), mask)[mask].square().sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+    spoiled = x.masked_fill(~mask[..., None], torch.nan)
+    for layer in (
+        LinformerEncoder(8, 2, depth=2, max_length=16, projected_length=4, projection=projection),
+        LinformerAttention(8, 2, max_length=16, projected_length=4, projection=projection),
+        CausalLinformerAttention(8, 2, block_length=4, slots=2, projection=projection),
+    ):
+        randomise(layer)(spoiled, mask=mask)[mask].square().sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])

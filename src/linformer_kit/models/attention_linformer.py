@@ -20,16 +20,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .multihead_linformer import MultiHeadLayer, softmax_attention
+from .multihead_linformer import MultiHeadLayer, can_be_taken_apart, softmax_attention
 from .projection_linformer import DenseProjection, Projection, real_tokens_first
 from .validation_linformer import boolean_mask, check_features, positive_integer
 
-# queries attended to at once when no gradient is wanted; any more only cost memory
-QUERY_CHUNK = 4096
+# queries attended to at once when no gradient is wanted: what is computed for them stays in the processor's cache
+QUERY_CHUNK = 1024
 
 KeyOrder = Literal["sequence first", "features first"]
 QueryOrder = Literal["per head", "folded"]
 Order = TypeVar("Order", bound=str)
+# (queries, which examples of the batch they belong to) to outputs and weights
+Attend = Callable[[Tensor, slice], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,27 @@ def cheapest(costs: dict[Order, int]) -> Order:
     return best
 
 
-def in_chunks(attend: Callable[[Tensor], tuple[Tensor, Tensor | None]], x: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
-    """`attend(x)`, `step` queries at a time: beyond input and output, memory does not grow with their number."""
-    first, weights = attend(x[:, :step])
-    outputs, all_weights = first.new_empty(*x.shape[:2], first.shape[-1]), [weights]
-    outputs[:, :step] = first
-    for start in range(step, x.shape[1], step):
-        outputs[:, start : start + step], weights = attend(x[:, start : start + step])
-        all_weights.append(weights)
-    return outputs, None if weights is None else torch.cat([w for w in all_weights if w is not None], dim=2)
+def in_chunks(attend: Attend, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`attend(x)`, about `QUERY_CHUNK` queries at a time: what lies between input and output stays small, and in the cache."""
+    batch, length = x.shape[:2]
+    examples, queries = max(1, QUERY_CHUNK // length), min(length, QUERY_CHUNK)
+    outputs = weights = None
+    for example in range(0, batch, examples):
+        for query in range(0, length, queries):
+            which, places = slice(example, example + examples), slice(query, query + queries)
+            output, some_weights = attend(x[which, places], which)
+            if outputs is None:
+                outputs = output.new_empty(batch, length, output.shape[-1])
+                weights = (
+                    None
+                    if some_weights is None
+                    else some_weights.new_empty(batch, some_weights.shape[1], length, some_weights.shape[3])
+                )
+            outputs[which, places] = output
+            if weights is not None and some_weights is not None:
+                weights[which, :, places] = some_weights
+    assert outputs is not None
+    return outputs, weights
 
 
 class LinformerAttention(MultiHeadLayer):
@@ -160,6 +174,16 @@ class LinformerAttention(MultiHeadLayer):
         projection: Projection | None = None,
         need_weights: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        projection: Projection | None = None,
+        need_weights: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]: ...
     def forward(self, x, context=None, *, mask=None, projection=None, need_weights=False):
         """Attend from `x` (B, L, C) to `context` (B, N, C), by default to `x` itself; gives (B, L, C).
 
@@ -168,10 +192,9 @@ class LinformerAttention(MultiHeadLayer):
         (B, H, L, K) weights come too.
         """
         check_features("x", x, self.embed_dim, next(self.parameters()))
-        if context is not None:
-            check_features("context", context, self.embed_dim, next(self.parameters()))
-            if context.shape[0] != x.shape[0]:
-                raise ValueError(f"x holds {x.shape[0]} examples but context {context.shape[0]}; give each example its context")
+        if context is None and mask is not None:
+            # as queries, too, what stands behind the mask would reach the gradients of the weights
+            x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
         output, weights = self.attend(x, self.project(x if context is None else context, mask, projection), need_weights)
         return (output, weights) if need_weights else output
 
@@ -197,11 +220,16 @@ class LinformerAttention(MultiHeadLayer):
 
     def attend(self, x: Tensor, context: KeysValues, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Attend from `x` (B, L, C) to a context that `project` has prepared."""
+        check_features("x", x, self.embed_dim, next(self.parameters()))
+        if context.keys_BGKD.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"x holds {x.shape[0]} examples but context {context.keys_BGKD.shape[0]}; give each example its context"
+            )
         order = self._query_order(x.shape[1], context.keys_BGKD.shape[2])
         attend = self._folded(context, need_weights) if order == "folded" else self._per_head(context, need_weights)
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[0] * x.shape[1] <= QUERY_CHUNK:
-            return attend(x)
-        return in_chunks(attend, x, max(1, QUERY_CHUNK // x.shape[0]))
+            return attend(x, slice(None))
+        return in_chunks(attend, x)
 
     def plan(self, length: int, batch: int = 1, context_length: int | None = None, projection: Projection | None = None) -> Plan:
         """The cheapest order of the products for `length` queries, with its multiply-adds for the whole batch.
@@ -225,29 +253,27 @@ class LinformerAttention(MultiHeadLayer):
 
     def _key_order(self, projection: Projection, length: int) -> KeyOrder:
         costs = key_costs(projection, length, self.embed_dim, self.num_kv_heads * self.head_dim)
-        if not (type(self.key) is type(self.value) is nn.Linear):
-            return "sequence first"  # adapters wrap the linear layers: they can be called, but not taken apart
+        if not (can_be_taken_apart(self.key) and can_be_taken_apart(self.value)):
+            return "sequence first"
         return cheapest(costs)
 
     def _query_order(self, queries: int, rows: int) -> QueryOrder:
         costs = query_costs(queries, rows, self.embed_dim, self.num_heads, self.head_dim)
-        if not (type(self.query) is type(self.output) is nn.Linear):
+        if not (can_be_taken_apart(self.query) and can_be_taken_apart(self.output)):
             return "per head"
         return cheapest(costs)
 
     def _sequence_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
         """`(Eᵀ X) W + b`."""
         rows_BMKC, present_BK = projection(x_BNC, lengths_B)
-        half = projection.matrices // 2  # E = F when there is only one matrix
-        keys_BGKD = self._project_rows(self.key, rows_BMKC[:, :half] if half else rows_BMKC)
-        values_BGKD = self._project_rows(self.value, rows_BMKC[:, half:])
+        keys_BGKD = self._project_rows(self.key, rows_BMKC[:, projection.of_keys()])
+        values_BGKD = self._project_rows(self.value, rows_BMKC[:, projection.of_values()])
         return KeysValues(keys_BGKD, values_BGKD, present_BK)
 
     def _features_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
         """`Eᵀ (X W) + b`: the bias last, so that columns of E do not scale it."""
         assert isinstance(projection, DenseProjection)
         E, scale = projection.matrices_for(x_BNC, lengths_B)
-        half = projection.matrices // 2
 
         def project(linear: nn.Linear, matrices: slice) -> Tensor:
             features_BNGD = F.linear(x_BNC, linear.weight).unflatten(-1, (self.num_kv_heads, self.head_dim))
@@ -261,21 +287,22 @@ class LinformerAttention(MultiHeadLayer):
                 projected_BGKD if bias is None else projected_BGKD + bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None]
             )
 
-        return KeysValues(project(self.key, slice(0, half or 1)), project(self.value, slice(half, None)), None)
+        return KeysValues(project(self.key, projection.of_keys()), project(self.value, projection.of_values()), None)
 
-    def _per_head(self, context: KeysValues, need_weights: bool):
+    def _per_head(self, context: KeysValues, need_weights: bool) -> Attend:
         """`softmax((X W_Q + b_Q) keysᵀ) values · W_O + b_O`."""
         keys_BHKD, values_BHKD = self._for_every_head(context.keys_BGKD), self._for_every_head(context.values_BGKD)
         present = None if context.present_BK is None else context.present_BK[:, None, None, :]
 
-        def attend(x_BLC: Tensor) -> tuple[Tensor, Tensor | None]:
+        def attend(x_BLC: Tensor, examples: slice) -> tuple[Tensor, Tensor | None]:
             query_BHLD = self.query(x_BLC).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-            heads_BHLD, weights = softmax_attention(query_BHLD, keys_BHKD, values_BHKD, present, self._dropout_now(), need_weights)
+            rows = (keys_BHKD[examples], values_BHKD[examples], None if present is None else present[examples])
+            heads_BHLD, weights = softmax_attention(query_BHLD, *rows, self._dropout_now(), need_weights)
             return self.output(heads_BHLD.transpose(1, 2).flatten(2)), weights
 
         return attend
 
-    def _folded(self, context: KeysValues, need_weights: bool):
+    def _folded(self, context: KeysValues, need_weights: bool) -> Attend:
         """`softmax(X (W_Q keysᵀ) + b_Q keysᵀ) (values W_O) + b_O`: queries and heads are never computed."""
         heads = (self.num_heads, self.head_dim)
         keys_BHKD = self._for_every_head(context.keys_BGKD) / math.sqrt(self.head_dim)
@@ -288,12 +315,14 @@ class LinformerAttention(MultiHeadLayer):
         values_BHKD = self._for_every_head(context.values_BGKD)
         folded_values_BFC = torch.einsum("bhkd,chd->bhkc", values_BHKD, self.output.weight.unflatten(1, heads)).flatten(1, 2)
 
-        def attend(x_BLC: Tensor) -> tuple[Tensor, Tensor | None]:
-            scores_BLF = torch.baddbmm(folded_bias_BHK.flatten(1)[:, None], x_BLC, folded_keys_BFC.transpose(1, 2))
-            weights_BLHK = scores_BLF.unflatten(-1, (self.num_heads, -1)).softmax(dim=-1)
-            dropped_BLF = F.dropout(weights_BLHK, self._dropout_now()).flatten(2).to(folded_values_BFC.dtype)
-            output_BLC = dropped_BLF @ folded_values_BFC
-            output_BLC = output_BLC if self.output.bias is None else output_BLC + self.output.bias
+        folded_bias_B1F = folded_bias_BHK.flatten(1)[:, None]
+        output_bias = folded_values_BFC.new_zeros(self.embed_dim) if self.output.bias is None else self.output.bias
+
+        def attend(x_BLC: Tensor, examples: slice) -> tuple[Tensor, Tensor | None]:
+            scores_BLF = torch.baddbmm(folded_bias_B1F[examples], x_BLC, folded_keys_BFC[examples].transpose(1, 2))
+            weights_BLHK = scores_BLF.unflatten(-1, (self.num_heads, -1)).softmax(dim=-1).to(folded_values_BFC.dtype)
+            dropped_BLF = F.dropout(weights_BLHK, self._dropout_now()).flatten(2)
+            output_BLC = torch.baddbmm(output_bias, dropped_BLF, folded_values_BFC[examples])
             return output_BLC, weights_BLHK.transpose(1, 2) if need_weights else None
 
         return attend

@@ -140,7 +140,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         """Attend from every token of `x` (B, T, C) to itself and to what came before; gives (B, T, C).
 
         `mask` (B, T) is True at real tokens; padding may stand anywhere. With `need_weights` also the (B, H, T, S + T)
-        weights: first on the summaries, then on the tokens, real ones first.
+        weights: first on the summaries, then on the tokens.
         """
         output, weights, _ = self._advance(x, None, mask, projection, need_weights=need_weights)
         return (output, weights) if need_weights else output
@@ -156,7 +156,6 @@ class CausalLinformerAttention(MultiHeadLayer):
         """Join new tokens to the open block, summarise what is finished, attend: output, weights, and the cache to `keep`."""
         check_features("x", x, self.embed_dim, next(self.parameters()))
         projection = self._projection(projection)
-        projection.check_length(self.block_length)
         new: Count = x.shape[1]
         if mask is not None:
             x, new, order_BT = real_tokens_first(x, boolean_mask("mask", mask, x))
@@ -180,7 +179,12 @@ class CausalLinformerAttention(MultiHeadLayer):
         if mask is not None:  # back to where the tokens stood
             batch_B1, place_BT = torch.arange(x.shape[0], device=x.device)[:, None], order_BT.argsort(dim=1)
             output = output[batch_B1, place_BT]
-            weights = weights if weights is None else weights.transpose(1, 2)[batch_B1, place_BT].transpose(1, 2)
+            if weights is not None:
+                on_summaries, on_tokens = weights.transpose(1, 2)[batch_B1, place_BT].split(
+                    [weights.shape[-1] - x.shape[1], x.shape[1]], -1
+                )
+                on_tokens = on_tokens.movedim(-1, 1)[batch_B1, place_BT].movedim(1, -1)
+                weights = torch.cat([on_summaries, on_tokens], dim=-1).transpose(1, 2)
         return output, weights, self._keep(summaries, tokens, seen, seen + new, slots) if keep else None
 
     def _summarise(self, projection: Projection, x_BPC: Tensor) -> Summaries:
@@ -188,12 +192,12 @@ class CausalLinformerAttention(MultiHeadLayer):
         batch, blocks = x_BPC.shape[0], x_BPC.shape[1] // self.block_length
         blocks_XNC = x_BPC[:, : blocks * self.block_length].reshape(batch * blocks, self.block_length, self.embed_dim)
         rows_XMKC = projection(blocks_XNC).rows_BMKC
-        half = projection.matrices // 2  # E = F when there is only one matrix
 
         def rows(linear, rows_XMKC: Tensor) -> Tensor:
-            return self._project_rows(linear, rows_XMKC).transpose(1, 2).reshape(batch, -1, self.num_kv_heads * self.head_dim)
+            features_XGKD = self._project_rows(linear, rows_XMKC)
+            return features_XGKD.transpose(1, 2).reshape(batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
 
-        return Summaries(rows(self.key, rows_XMKC[:, :half] if half else rows_XMKC), rows(self.value, rows_XMKC[:, half:]))
+        return Summaries(rows(self.key, rows_XMKC[:, projection.of_keys()]), rows(self.value, rows_XMKC[:, projection.of_values()]))
 
     def _attend(self, query_BTF: Tensor, tokens: Tokens, summaries: Summaries, seen: Count, slots: int, need_weights: bool):
         """Each chunk of queries against the summaries before it and the tokens around it; `seen` tokens came before all of them."""

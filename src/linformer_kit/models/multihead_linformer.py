@@ -4,6 +4,7 @@ Shapes: B batch, L queries, K rows, M matrices, H heads, G key-value heads, D he
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,15 @@ def softmax_attention(
         scores = scores.masked_fill(~present, -torch.inf)
     weights = scores.softmax(dim=-1).to(values.dtype)
     return F.dropout(weights, dropout) @ values, weights
+
+
+def can_be_taken_apart(linear: nn.Module) -> bool:
+    """Whether `weight` and `bias` are the whole truth, so that they may be used without calling the layer.
+
+    Not so for adapters, which wrap the layer, nor for pruning, weight norm, offloading or anything else that hooks into the call.
+    """
+    hooked = linear._forward_hooks or linear._forward_pre_hooks or "forward" in linear.__dict__
+    return type(linear) is nn.Linear and not hooked
 
 
 class MultiHeadLayer(nn.Module):
@@ -56,8 +66,8 @@ class MultiHeadLayer(nn.Module):
         self.num_kv_heads = positive_integer("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads)
         if num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}; "
-                "each key-value head serves the same number of heads"
+                f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}: each key-value head serves the same "
+                f"number of heads; choose one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}"
             )
         boolean("bias", bias)
         self.sharing = sharing
@@ -68,20 +78,21 @@ class MultiHeadLayer(nn.Module):
         self.value = nn.Linear(embed_dim, self.num_kv_heads * self.head_dim, bias=bias)
         self.output = nn.Linear(self.num_heads * self.head_dim, embed_dim, bias=bias)
         check_projection_options(projection, max_length, projected_length, sharing, rescale)
+        options: dict[str, Any] = {
+            "projection": projection,
+            "embed_dim": self.embed_dim,
+            "max_length": max_length,
+            "projected_length": projected_length,
+            "sharing": sharing,
+            "rescale": rescale,
+        }
         # what layers share has one owner, who hands it down; registered in each layer it could not be saved
-        self.projection = (
-            None
-            if sharing == "layerwise"
-            else make_projection(
-                projection,
-                embed_dim=embed_dim,
-                max_length=max_length,
-                projected_length=projected_length,
-                sharing=sharing,
-                num_kv_heads=self.num_kv_heads,
-                rescale=rescale,
-            )
-        )
+        self.needed = options if sharing == "layerwise" else None
+        self.projection = None if sharing == "layerwise" else make_projection(num_kv_heads=self.num_kv_heads, **options)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fresh weights, as in `torch.nn.MultiheadAttention`; the projection has a `reset_parameters` of its own."""
         for linear in (self.query, self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -101,12 +112,20 @@ class MultiHeadLayer(nn.Module):
                 f"sharing='layerwise' needs the shared projection, but got {handed_in!r}; build one with "
                 "make_projection(..., sharing='layerwise') and pass it as projection= to every layer"
             )
-        if handed_in.matrices != 1:
-            raise ValueError(f"the projection handed in has {handed_in.matrices} matrices; one made with sharing='layerwise' has 1")
-        if handed_in.embed_dim not in (None, self.embed_dim):
-            raise ValueError(
-                f"the projection handed in is for embed_dim={handed_in.embed_dim}; this layer has embed_dim={self.embed_dim}"
-            )
+        if handed_in.made_with is not None and self.needed is not None:
+            for name, needed in self.needed.items():
+                if handed_in.made_with[name] != needed:
+                    raise ValueError(
+                        f"the projection handed in was made with {name}={handed_in.made_with[name]!r} but this layer needs "
+                        f"{name}={needed!r}; make it with the layer's own options"
+                    )
+        for tensor in (*handed_in.parameters(), *handed_in.buffers()):
+            own = next(self.parameters())
+            if (tensor.device, tensor.dtype) != (own.device, own.dtype):
+                raise ValueError(
+                    f"the projection handed in is {tensor.dtype} on {tensor.device} but this layer {own.dtype} on {own.device}; "
+                    "convert one of them with .to(device, dtype)"
+                )
         return handed_in
 
     def _project_rows(self, linear: nn.Linear, rows_BMKC: Tensor) -> Tensor:
@@ -114,11 +133,11 @@ class MultiHeadLayer(nn.Module):
         per_head = (self.num_kv_heads, self.head_dim)
         if rows_BMKC.shape[1] == 1:
             return linear(rows_BMKC[:, 0]).unflatten(-1, per_head).transpose(1, 2)
-        if type(linear) is nn.Linear:
+        if can_be_taken_apart(linear):
             weight_GDC, bias = linear.weight.unflatten(0, per_head), linear.bias
             features_BGKD = torch.einsum("bgkc,gdc->bgkd", rows_BMKC, weight_GDC)
             return features_BGKD if bias is None else features_BGKD + bias.unflatten(0, per_head)[:, None]
-        # an adapter has no weight to cut by heads: run it whole on each head's rows and keep that head's part
+        # what cannot be cut by heads is run whole on each head's rows, and that head's part kept
         return linear(rows_BMKC).unflatten(-1, per_head).diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
     def _for_every_head(self, features_BGKD: Tensor) -> Tensor:

@@ -52,13 +52,23 @@ def real_positions(length: int, lengths_B: Tensor) -> Tensor:
     return torch.arange(length, device=lengths_B.device) < lengths_B[:, None]
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in a precision in which squares and long sums neither vanish nor overflow."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def root_of_ratio(whole: Tensor, part: Tensor) -> Tensor:
+    """√(whole / part), and 1 where the part is zero: what is scaled by it is zero too, and its gradient stays finite."""
+    some = part > 0
+    return torch.where(some, whole / torch.where(some, part, 1), 1).sqrt()
+
+
 class Projection(nn.Module):
     """The interface of all projections; also what a model owns and hands down under `sharing="layerwise"`."""
 
-    dense = False  # whether `matrices_for` gives E itself, so that the products can be taken in either order
     matrices: int = 1  # 1: E = F; 2: E and F; 2G: E and F per key-value head
     max_length: int | None = None  # None: any length
-    embed_dim: int | None = None  # None: any width
+    made_with: dict[str, object] | None = None  # the options of `make_projection`; None for one that was built otherwise
 
     def check_length(self, length: int) -> None:
         """Refuse more tokens than there are rows in E."""
@@ -80,11 +90,17 @@ class Projection(nn.Module):
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
 
+    def of_keys(self) -> slice:
+        """Which of the M matrices are E."""
+        return slice(0, max(1, self.matrices // 2))
+
+    def of_values(self) -> slice:
+        """Which of the M matrices are F: the other half, or the same one."""
+        return slice(self.matrices // 2, None)
+
 
 class DenseProjection(Projection):
     """`Eᵀ X` as a matrix product."""
-
-    dense = True
 
     def __init__(self, projected_length: int, matrices: int):
         super().__init__()
@@ -147,15 +163,12 @@ class LinearProjection(DenseProjection):
 
     def _column_scale(self, length: int, lengths_B: Tensor | None) -> Tensor:
         """‖E[:, j]‖ / ‖E[real rows, j]‖: keys of short inputs are as long as those of full ones."""
-        squares_NMK = self.weight.square()
+        squares_NMK = at_least_float32(self.weight).square()
         if lengths_B is None:
             real = squares_NMK[:length].sum(dim=0)
         else:
-            is_real_BN = real_positions(length, lengths_B).to(squares_NMK.dtype)
-            real = torch.einsum("bn,nmk->bmk", is_real_BN, squares_NMK[:length])
-        # a column without real rows gives zeros whatever it is multiplied by; 1 keeps its gradient finite
-        some = real > 0
-        return torch.where(some, squares_NMK.sum(dim=0) / torch.where(some, real, 1), 1).sqrt()
+            real = squares_NMK[:length].cumsum(dim=0)[lengths_B.clamp(min=1) - 1]
+        return root_of_ratio(squares_NMK.sum(dim=0), real).to(self.weight.dtype)
 
     def extra_repr(self) -> str:
         sizes = f"max_length={self.max_length}, projected_length={self.projected_length}"
@@ -178,7 +191,6 @@ class DynamicProjection(DenseProjection):
 
     def __init__(self, embed_dim: int, projected_length: int, matrices: int):
         super().__init__(projected_length, matrices)
-        self.embed_dim = embed_dim
         self.weight = nn.Parameter(torch.empty(embed_dim, matrices, projected_length))
         self.reset_parameters()
 
@@ -199,7 +211,7 @@ class DynamicProjection(DenseProjection):
         return Matrices(E_BNMK.to(x_BNC.dtype), None)
 
     def extra_repr(self) -> str:
-        return f"embed_dim={self.embed_dim}, projected_length={self.projected_length}, matrices={self.matrices}"
+        return f"embed_dim={self.weight.shape[0]}, projected_length={self.projected_length}, matrices={self.matrices}"
 
 
 class ConvProjection(Projection):
@@ -210,7 +222,6 @@ class ConvProjection(Projection):
 
     def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool = False):
         super().__init__()
-        self.embed_dim = embed_dim
         self.window = -(-max_length // projected_length)
         self.matrices = matrices
         self.rescale = rescale
@@ -246,13 +257,13 @@ class ConvProjection(Projection):
 
     def _column_scale(self, is_real_BKW: Tensor) -> Tensor:
         """‖taps‖ / ‖taps of real tokens‖, per window and channel: (B, M, K, C)."""
-        squares_MWC = self.weight.square()
-        real_BMKC = torch.einsum("bkw,mwc->bmkc", is_real_BKW.to(squares_MWC.dtype), squares_MWC)
-        some = real_BMKC > 0
-        return torch.where(some, squares_MWC.sum(dim=1)[:, None] / torch.where(some, real_BMKC, 1), 1).sqrt()
+        squares_MWC = at_least_float32(self.weight).square()
+        real_BK = is_real_BKW.sum(dim=-1).clamp(min=1)  # they come first in every window
+        real_BMKC = squares_MWC.cumsum(dim=1)[:, real_BK - 1].transpose(0, 1)
+        return root_of_ratio(squares_MWC.sum(dim=1)[:, None], real_BMKC).to(self.weight.dtype)
 
     def extra_repr(self) -> str:
-        return f"embed_dim={self.embed_dim}, window={self.window}, matrices={self.matrices}, rescale={self.rescale}"
+        return f"embed_dim={self.weight.shape[2]}, window={self.window}, matrices={self.matrices}, rescale={self.rescale}"
 
 
 class PoolingProjection(Projection):
@@ -282,7 +293,7 @@ class PoolingProjection(Projection):
             return Projected(self.pool(x_BNC.unflatten(1, (rows, width)), None)[:, None], None)
 
         row_K = torch.arange(rows, device=x_BNC.device)
-        real_B1 = row_K.new_tensor([length])[:, None] if lengths_B is None else lengths_B[:, None]
+        real_B1 = torch.full((1, 1), length, device=x_BNC.device) if lengths_B is None else lengths_B[:, None]
         used_B1 = real_B1.clamp(max=rows)
         first_BK = row_K * real_B1 // used_B1.clamp(min=1)
         after_BK = (row_K + 1) * real_B1 // used_B1.clamp(min=1)
@@ -305,7 +316,8 @@ class MeanProjection(PoolingProjection):
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
         if is_real_BKW1 is None:
             return windows_BKWC.mean(dim=2)
-        return windows_BKWC.masked_fill(~is_real_BKW1, 0).sum(dim=2) / is_real_BKW1.sum(dim=2).clamp(min=1)
+        sums_BKC = at_least_float32(windows_BKWC.masked_fill(~is_real_BKW1, 0)).sum(dim=2)
+        return (sums_BKC / is_real_BKW1.sum(dim=2).clamp(min=1)).to(windows_BKWC.dtype)
 
 
 class MaxProjection(PoolingProjection):
@@ -371,18 +383,28 @@ def make_projection(
     positive_integer("embed_dim", embed_dim)
     positive_integer("num_kv_heads", num_kv_heads)
     matrices = {"none": 2 * num_kv_heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
+    built: Projection
     match projection:
         case "linear":
-            return LinearProjection(max_length, projected_length, matrices, rescale)
+            built = LinearProjection(max_length, projected_length, matrices, rescale)
         case "random":
-            return RandomProjection(max_length, projected_length, matrices, rescale)
+            built = RandomProjection(max_length, projected_length, matrices, rescale)
         case "dynamic":
-            return DynamicProjection(embed_dim, projected_length, matrices)
+            built = DynamicProjection(embed_dim, projected_length, matrices)
         case "conv":
-            return ConvProjection(embed_dim, max_length, projected_length, matrices, rescale)
+            built = ConvProjection(embed_dim, max_length, projected_length, matrices, rescale)
         case "mean":
-            return MeanProjection(projected_length)
+            built = MeanProjection(projected_length)
         case "max":
-            return MaxProjection(projected_length)
+            built = MaxProjection(projected_length)
         case _:
-            return NoProjection()
+            built = NoProjection()
+    built.made_with = {
+        "projection": projection,
+        "embed_dim": embed_dim,
+        "max_length": max_length,
+        "projected_length": projected_length,
+        "sharing": sharing,
+        "rescale": rescale,
+    }
+    return built

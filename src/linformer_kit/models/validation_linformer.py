@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor
 
 
 def positive_integer(name: str, value: Any) -> int:
-    """`value` itself if it is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    """`value` as an int if it is an integer, of whatever kind, of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} is {value!r}; it must be an integer of at least 1")
-    return value
+    return int(value)
 
 
 def probability(name: str, value: Any) -> float:
@@ -49,12 +50,14 @@ def check_features(name: str, x: Any, width: int, like: Tensor) -> None:
             "add the batch with x.unsqueeze(0), or flatten what stands before the length"
         )
     if x.shape[-1] != width:
-        raise ValueError(f"{name} has width {x.shape[-1]} but this layer was built for embed_dim={width}")
+        raise ValueError(
+            f"{name} has width {x.shape[-1]} but this layer was built for embed_dim={width}; build it for the width of its input"
+        )
     if x.shape[1] == 0:
         raise ValueError(f"{name} has shape {tuple(x.shape)}: it must hold at least one token")
     if x.device != like.device:
         raise ValueError(f"{name} is on {x.device} but the layer is on {like.device}; move one of them with .to(device)")
-    if x.dtype != like.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != like.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
         raise ValueError(
             f"{name} is {x.dtype} but the layer's weights are {like.dtype}; convert one of them with .to(dtype), "
             "or run under torch.autocast"
