@@ -303,7 +303,7 @@ def test_between_input_and_output_memory_does_not_grow_with_the_length(projected
     assert layer.plan(50_000).queries == ("folded" if projected_length == 4 else "per head")
     assert seen.largest == output.numel()  # the output itself, and nothing larger
     inputs.add(output.untyped_storage().data_ptr())
-    with torch.no_grad(), LargestTensor() as seen, patch.object(torch.Tensor, "new_empty", lambda *_: output):
+    with torch.no_grad(), LargestTensor() as seen, patch.object(torch.Tensor, "new_empty", lambda *_: output):  # the output again
         layer.attend(x, context)
     assert seen.largest <= attention_linformer.QUERY_CHUNK * 4 * max(projected_length, 4)
 

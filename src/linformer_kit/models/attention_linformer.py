@@ -12,9 +12,8 @@ D head size, C model size.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar, overload
+from typing import Literal, NamedTuple, Protocol, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +29,6 @@ QUERY_CHUNK = 1024
 KeyOrder = Literal["sequence first", "features first"]
 QueryOrder = Literal["per head", "folded"]
 Order = TypeVar("Order", bound=str)
-# (queries, which examples of the batch they belong to) to outputs and weights
-Attend = Callable[[Tensor, slice], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -87,27 +84,24 @@ def cheapest(costs: dict[Order, int]) -> Order:
     return best
 
 
-def in_chunks(attend: Attend, x: Tensor) -> tuple[Tensor, Tensor | None]:
+class Attend(Protocol):
+    """From queries, and which examples of the batch they belong to, to outputs, in `out` if it is given, and weights."""
+
+    def __call__(self, x_BLC: Tensor, examples: slice = ..., out: Tensor | None = ...) -> tuple[Tensor, Tensor | None]: ...
+
+
+def in_chunks(attend: Attend, x: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
     """`attend(x)`, about `QUERY_CHUNK` queries at a time: what lies between input and output stays small, and in the cache."""
     batch, length = x.shape[:2]
     examples, queries = max(1, QUERY_CHUNK // length), min(length, QUERY_CHUNK)
-    outputs = weights = None
+    weights: list[list[Tensor]] = []
     for example in range(0, batch, examples):
+        weights.append([])
         for query in range(0, length, queries):
             which, places = slice(example, example + examples), slice(query, query + queries)
-            output, some_weights = attend(x[which, places], which)
-            if outputs is None:
-                outputs = output.new_empty(batch, length, output.shape[-1])
-                weights = (
-                    None
-                    if some_weights is None
-                    else some_weights.new_empty(batch, some_weights.shape[1], length, some_weights.shape[3])
-                )
-            outputs[which, places] = output
-            if weights is not None and some_weights is not None:
-                weights[which, :, places] = some_weights
-    assert outputs is not None
-    return outputs, weights
+            _, some_weights = attend(x[which, places], which, outputs[which, places])
+            weights[-1] += [] if some_weights is None else [some_weights]
+    return outputs, torch.cat([torch.cat(pieces, dim=2) for pieces in weights]) if weights[0] else None
 
 
 class LinformerAttention(MultiHeadLayer):
@@ -228,8 +222,8 @@ class LinformerAttention(MultiHeadLayer):
         order = self._query_order(x.shape[1], context.keys_BGKD.shape[2])
         attend = self._folded(context, need_weights) if order == "folded" else self._per_head(context, need_weights)
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[0] * x.shape[1] <= QUERY_CHUNK:
-            return attend(x, slice(None))
-        return in_chunks(attend, x)
+            return attend(x)
+        return in_chunks(attend, x, context.values_BGKD.new_empty(*x.shape[:2], self.embed_dim))
 
     def plan(self, length: int, batch: int = 1, context_length: int | None = None, projection: Projection | None = None) -> Plan:
         """The cheapest order of the products for `length` queries, with its multiply-adds for the whole batch.
@@ -294,11 +288,12 @@ class LinformerAttention(MultiHeadLayer):
         keys_BHKD, values_BHKD = self._for_every_head(context.keys_BGKD), self._for_every_head(context.values_BGKD)
         present = None if context.present_BK is None else context.present_BK[:, None, None, :]
 
-        def attend(x_BLC: Tensor, examples: slice) -> tuple[Tensor, Tensor | None]:
+        def attend(x_BLC: Tensor, examples: slice = slice(None), out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
             query_BHLD = self.query(x_BLC).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             rows = (keys_BHKD[examples], values_BHKD[examples], None if present is None else present[examples])
             heads_BHLD, weights = softmax_attention(query_BHLD, *rows, self._dropout_now(), need_weights)
-            return self.output(heads_BHLD.transpose(1, 2).flatten(2)), weights
+            output_BLC = self.output(heads_BHLD.transpose(1, 2).flatten(2))
+            return output_BLC if out is None else out.copy_(output_BLC), weights
 
         return attend
 
@@ -313,16 +308,19 @@ class LinformerAttention(MultiHeadLayer):
         if context.present_BK is not None:
             folded_bias_BHK = folded_bias_BHK.masked_fill(~context.present_BK[:, None], -torch.inf)
         values_BHKD = self._for_every_head(context.values_BGKD)
-        folded_values_BFC = torch.einsum("bhkd,chd->bhkc", values_BHKD, self.output.weight.unflatten(1, heads)).flatten(1, 2)
+        folded_values_BHKC = torch.einsum("bhkd,chd->bhkc", values_BHKD, self.output.weight.unflatten(1, heads))
+        dropout, bias = self._dropout_now(), self.output.bias
+        if bias is not None and not dropout:
+            # the weights of a head sum to 1, so a bias on the values of one head is a bias on the output, for nothing
+            folded_values_BHKC[:, 0] += bias
+        folded_bias_B1F, folded_values_BFC = folded_bias_BHK.flatten(1)[:, None], folded_values_BHKC.flatten(1, 2)
 
-        folded_bias_B1F = folded_bias_BHK.flatten(1)[:, None]
-        output_bias = folded_values_BFC.new_zeros(self.embed_dim) if self.output.bias is None else self.output.bias
-
-        def attend(x_BLC: Tensor, examples: slice) -> tuple[Tensor, Tensor | None]:
+        def attend(x_BLC: Tensor, examples: slice = slice(None), out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
             scores_BLF = torch.baddbmm(folded_bias_B1F[examples], x_BLC, folded_keys_BFC[examples].transpose(1, 2))
             weights_BLHK = scores_BLF.unflatten(-1, (self.num_heads, -1)).softmax(dim=-1).to(folded_values_BFC.dtype)
-            dropped_BLF = F.dropout(weights_BLHK, self._dropout_now()).flatten(2)
-            output_BLC = torch.baddbmm(output_bias, dropped_BLF, folded_values_BFC[examples])
+            output_BLC = torch.bmm(F.dropout(weights_BLHK, dropout).flatten(2), folded_values_BFC[examples], out=out)
+            if bias is not None and dropout:
+                output_BLC += bias
             return output_BLC, weights_BLHK.transpose(1, 2) if need_weights else None
 
         return attend
