@@ -99,6 +99,9 @@ def test_rescaled_columns_equal_the_reference(projection, sharing):
     mask = padding(10, [10, 4, 1])
     assert_close(layer(x, projection=shared), reference_output(layer, x, shared=shared))
     assert_close(layer(x, mask=mask, projection=shared), reference_output(layer, x, mask=mask, shared=shared))
+    parameters = [x.requires_grad_(), *layer.parameters(), *(shared.parameters() if shared is not None else [])]
+    for real in (None, mask):
+        assert torch.autograd.gradcheck(lambda x, *_, real=real: layer(x, mask=real, projection=shared), parameters, fast_mode=True)
 
 
 def test_rescaling_keeps_the_keys_of_short_inputs_as_long_as_those_of_full_ones():
@@ -223,7 +226,7 @@ def test_what_plan_counts_is_what_is_computed(projection, sharing, projected_len
     assert counter.get_total_flops() == 2 * multiply_adds
 
 
-def test_the_printed_costs_are_those_of_the_design():
+def test_costs_are_those_of_the_table_in_the_documents():
     N, C, H, D = 4096, 512, 8, 64
     for K, sharing in product((32, 128), ("headwise", "kv")):
         layer = LinformerAttention(C, H, max_length=N, projected_length=K, sharing=sharing)

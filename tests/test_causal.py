@@ -9,9 +9,16 @@ from oracle import COMBINATIONS, numpy, randomise, reference_layer
 from torch.testing import assert_close
 
 from linformer_kit import CausalLinformerAttention, make_projection, reference
+from linformer_kit.models import causal_linformer
 
-pytestmark = pytest.mark.usefixtures("float64")
+pytestmark = pytest.mark.usefixtures("float64", "small_chunks")
 combinations = st.sampled_from(COMBINATIONS)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of a block or two, so that short sequences have several."""
+    monkeypatch.setattr(causal_linformer, "QUERY_CHUNK", 8)
 
 
 def build(projection="linear", sharing="headwise", block_length=4, slots=2, **options):
@@ -166,10 +173,15 @@ def test_weights_sum_to_one_and_stand_in_the_columns_of_what_they_are_on(masked)
     assert_close(output, layer(x, mask=mask))
     assert weights.shape == (2, 4, 11, 2 * 2 + 11)
     assert_close(weights.sum(-1), torch.ones(2, 4, 11))
-    if not masked:
-        own, block = weights[..., 4:], torch.arange(11) // 4
-        assert ((own > 0) == ((block[:, None] == block) & torch.ones(11, 11).tril().bool())).all()
-        assert ((weights[..., :4] > 0) == (torch.arange(4) // 2 < block[:, None])).all()
+    # a token's place is its rank among the real ones, and weights stand where the tokens stand
+    real = torch.ones(2, 11, dtype=torch.bool) if mask is None else mask
+    rank = real.cumsum(dim=1) - 1
+    for example in range(2):
+        places = rank[example, real[example]]
+        block = places // 4
+        own = weights[example][:, real[example]][..., 4:][..., real[example]]
+        assert ((own > 0) == ((block[:, None] == block) & (places <= places[:, None]))).all()
+        assert ((weights[example][:, real[example]][..., :4] > 0) == (torch.arange(4) // 2 < block[:, None])).all()
 
 
 @pytest.mark.parametrize("block_length", [3, 50, 200])
@@ -178,5 +190,5 @@ def test_chunks_of_queries_do_not_matter(block_length, monkeypatch):
     x = torch.randn(2, 333, 8)
     whole = layer(x)
     for chunk in (1, 64, 1000):
-        monkeypatch.setattr("linformer_kit.models.causal_linformer.QUERY_CHUNK", chunk)
+        monkeypatch.setattr(causal_linformer, "QUERY_CHUNK", chunk)
         assert_close(layer(x), whole)

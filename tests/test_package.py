@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 import textwrap
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import linformer_kit
 
@@ -63,7 +66,7 @@ def test_the_import_is_quick():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
-def test_every_public_name_is_there_and_documented_with_an_example():
+def test_every_public_name_is_there_and_documented_and_what_one_calls_has_an_example():
     for name in linformer_kit._HOMES:
         public = getattr(linformer_kit, name)
         assert public.__doc__, name
@@ -98,6 +101,8 @@ def test_the_file_tree_in_the_readme_is_the_file_tree():
     ]:
         if path.name != "__init__.py":
             assert path.name in named, f"{path.relative_to(ROOT)} is not in the README's file tree"
+    present = {path.name for folder in ("src", "tests", "benchmarks", "docs", ".") for path in (ROOT / folder).rglob("*.*")}
+    assert {name for name in named if re.search(r"\.(py|md)$", name)} <= present
 
 
 def test_the_figures_in_the_documents_are_those_of_the_results():
@@ -116,12 +121,30 @@ def test_the_figures_in_the_documents_are_those_of_the_results():
     assert set(quoted) <= measured
 
 
-def test_the_version_is_told_once_and_in_the_changelog():
+def test_changelog_and_citation_tell_the_version():
     assert f"## [{linformer_kit.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {linformer_kit.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
+def unpinned_requirements(name, extras, pins, seen):
+    """What a distribution needs, and what that needs in turn, that neither our constraints nor itself pin."""
+    for text in metadata.requires(name) or []:
+        requirement = Requirement(text)
+        needed = requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+        wanted = canonicalize_name(requirement.name)
+        if not needed or (wanted, *sorted(requirement.extras)) in seen:
+            continue
+        seen.add((wanted, *sorted(requirement.extras)))
+        pinned_there = any(specifier.operator == "==" for specifier in requirement.specifier)
+        if wanted not in pins and wanted != "linformer-kit" and not pinned_there:
+            yield wanted
+        yield from unpinned_requirements(wanted, ["", *requirement.extras], pins, seen)
+
+
 def test_every_dependency_is_pinned():
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in pins)
-    assert "torch==2.13.0" in pins
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    assert "torch==2.13.0" in lines
+    pins = {canonicalize_name(line.split("==")[0]) for line in lines}
+    assert list(unpinned_requirements("linformer-kit", ["", "dev"], pins, set())) == []
+    assert "hatchling" in pins  # what builds it

@@ -41,8 +41,6 @@ def copy_linformer_pytorch(theirs, ours, shared=None):
     ours.output.bias.copy_(theirs.w_o.bias)
     without_input_biases(ours)
     projection = ours.projection or shared
-    if projection is None or not projection.matrices:
-        return ours
     per_matrix = {1: [theirs.heads[0].E], 2: [theirs.heads[0].E, theirs.heads[0].F]}.get(
         projection.matrices, [head.E for head in theirs.heads] + [head.F for head in theirs.heads]
     )

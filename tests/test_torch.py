@@ -1,22 +1,25 @@
-"""The layers under what PyTorch offers: compile, autocast, dtypes, meta tensors, copies, threads of other tools."""
+"""The layers under what PyTorch offers: compile, autocast, dtypes, meta tensors, copies."""
 
 import copy
 import shutil
+from unittest.mock import patch
 
 import pytest
 import torch
 from oracle import COMBINATIONS, PROJECTIONS, randomise
 from torch.testing import assert_close
 
-from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder
+from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder, make_projection
+from linformer_kit.models import attention_linformer
 
 
 def fresh(projection="linear", sharing="headwise"):
-    """One of each layer."""
+    """One of each layer; single ones own their projection, so of "layerwise" they know nothing."""
+    single = {"projection": projection, "sharing": "headwise" if sharing == "layerwise" else sharing}
     return [
         LinformerEncoder(16, 2, depth=2, max_length=32, projected_length=4, projection=projection, sharing=sharing),
-        LinformerAttention(16, 2, max_length=32, projected_length=4, projection=projection),
-        CausalLinformerAttention(16, 2, block_length=8, slots=2, projection=projection),
+        LinformerAttention(16, 2, max_length=32, projected_length=4, **single),
+        CausalLinformerAttention(16, 2, block_length=8, slots=2, **single),
     ]
 
 
@@ -34,7 +37,9 @@ def fresh_compiler():
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize(("projection", "sharing"), [(p, s) for p, s in COMBINATIONS if s in ("headwise", "layerwise")])
+@pytest.mark.parametrize(
+    ("projection", "sharing"), [(p, s) for p, s in COMBINATIONS if s in ("headwise", "layerwise") or p == "linear"]
+)
 def test_one_graph_without_breaks(projection, sharing, masked):
     x, mask = torch.randn(2, 21, 16, requires_grad=True), torch.arange(21) < torch.tensor([[21], [9]]) if masked else None
     for layer in build(projection, sharing):
@@ -88,6 +93,36 @@ def test_autocast(projection, masked):
             assert parameter.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
+@pytest.mark.parametrize("queries", ["per head", "folded"])
+def test_under_autocast_the_dtype_does_not_depend_on_the_plan(queries, sharing):
+    layer = LinformerAttention(16, 2, max_length=32, projected_length=4, sharing=sharing)
+    with torch.autocast("cpu", dtype=torch.bfloat16), patch.object(LinformerAttention, "_query_order", lambda *_: queries):
+        output, weights = layer(torch.randn(2, 21, 16), need_weights=True)
+        assert output.dtype == weights.dtype == layer(torch.randn(2, 21, 16)).dtype == torch.bfloat16
+        with torch.no_grad(), patch.object(attention_linformer, "QUERY_CHUNK", 8):
+            assert layer(torch.randn(2, 21, 16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("projection", ["linear", "random", "conv"])
+def test_rescaling_in_half_precision(projection, dtype):
+    """Squares of a fresh E vanish in float16."""
+    projected = make_projection(projection, embed_dim=8, max_length=4096, projected_length=128, rescale=True)
+    x, lengths = torch.randn(2, 4096, 8), torch.tensor([4096, 70])
+    x[1, 70:] = 0
+    exact, half = projected(x, lengths).rows_BMKC, copy.deepcopy(projected).to(dtype)(x.to(dtype), lengths).rows_BMKC
+    assert (half.float() - exact).norm() < 0.05 * exact.norm()
+    with torch.autocast("cpu", dtype=dtype):
+        assert (projected(x, lengths).rows_BMKC.float() - exact).norm() < 0.05 * exact.norm()
+
+
+def test_long_windows_do_not_overflow_in_half_precision():
+    x = torch.full((1, 3000, 4), 60.0, dtype=torch.float16)
+    mean = make_projection("mean", embed_dim=4, projected_length=1)
+    assert (mean(x, torch.tensor([2999])).rows_BMKC == 60).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_dtypes(projection, dtype):
@@ -128,10 +163,17 @@ def test_shapes_are_computed_on_meta_tensors(projection):
 def test_a_layer_made_on_meta_is_filled_by_reset_or_load():
     with torch.device("meta"):
         empty = LinformerAttention(16, 2, max_length=32, projected_length=4)
+        unloaded = copy.deepcopy(empty)
+    torch.manual_seed(1)
     full = LinformerAttention(16, 2, max_length=32, projected_length=4)
-    empty.load_state_dict(full.state_dict(), assign=True)
+    unloaded.load_state_dict(full.state_dict(), assign=True)
     x = torch.randn(2, 21, 16)
-    assert torch.equal(empty(x), full(x))
+    assert torch.equal(unloaded(x), full(x))
+    empty.to_empty(device="cpu")
+    for module in (empty, empty.projection):
+        module.reset_parameters()
+    for name, tensor in empty.state_dict().items():
+        assert tensor.std().item() == pytest.approx(full.state_dict()[name].std().item(), rel=0.2)
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)

@@ -1,7 +1,7 @@
 """The paper's equation in NumPy float64, with loops: the oracle of the tests.
 
 Slow and plain on purpose. An example is the list of its real tokens; padding does not exist here. Keys are made in the
-order of DESIGN's first line, `Eᵀ X · W_K + b_K`, one row, one head and one query at a time.
+order of docs/mathematics.md, `Eᵀ X · W_K + b_K`, one row, one head and one query at a time.
 
     >>> import numpy as np
     >>> tokens = np.arange(12.0).reshape(6, 2)
