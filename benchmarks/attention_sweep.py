@@ -124,25 +124,32 @@ class Benchmark:
         self.causal = Table(folder / CAUSAL, causal_point, MEASURED)
 
     def steps(self) -> list[Step]:
-        """Everything there is to measure, time before memory, short before long."""
+        """Everything there is to measure; what takes longest last, so that a run that is stopped early has most of it."""
         sweep, steps = self.sweep, []
 
         def add(name: str, is_done: Callable[..., bool], run: Callable[..., Iterable[str]], *arguments) -> None:
             steps.append(Step(name, lambda: is_done(*arguments), lambda: run(*arguments)))
 
-        for length, rows in product(sweep.lengths, sweep.projected_lengths):
-            add(f"N={length:,} K={rows}", lambda *point: not self.untimed_modes(*point), self.time_layers, length, rows)
+        def add_main(is_long: bool) -> None:
+            for length, rows in product(sweep.lengths, sweep.projected_lengths):
+                if (length >= sweep.long_from) == is_long:
+                    add(f"N={length:,} K={rows}", lambda *point: not self.untimed_modes(*point), self.time_layers, length, rows)
+            # after the times, which tell what is not worth starting
+            for (length, rows), mode in product(sweep.memory_points, sweep.memory_modes):
+                if (length >= sweep.long_from) == is_long:
+                    for name in self.implementations(rows):
+                        point = MemoryPoint(name, length, rows, BATCH, mode)
+                        add(f"memory N={length:,} K={rows} {name}", self.memory_is_known, self.measure_memory, self.main, point)
+
+        add_main(is_long=False)
         for mode in MODES:
             add(f"growth, {mode}", self.growth_is_timed, self.time_growth, mode)
         for length in sweep.causal_lengths:
             add(f"causal N={length:,}", lambda length: not self.untimed_causal_modes(length), self.time_causal, length)
-        for (length, rows), mode in product(sweep.memory_points, sweep.memory_modes):
-            for name in self.implementations(rows):
-                point = MemoryPoint(name, length, rows, BATCH, mode)
-                add(f"memory N={length:,} K={rows} {name}", self.memory_is_known, self.measure_memory, self.main, point)
         for length, mode in product(sweep.growth_lengths, sweep.memory_modes):
             point = MemoryPoint(OURS, length, K, 1, mode)
             add(f"memory N={length:,}", self.memory_is_known, self.measure_memory, self.growth, point)
+        add_main(is_long=True)
         return steps
 
     def implementations(self, projected_length: int) -> tuple[str, ...]:
