@@ -276,10 +276,10 @@ class LinformerAttention(MultiHeadLayer):
             projected_BGKD = torch.einsum(equation, E_one, features_BNGD)
             if scale is not None:
                 projected_BGKD = projected_BGKD * scale[..., matrices, :, None]
-            bias = linear.bias
-            return (
-                projected_BGKD if bias is None else projected_BGKD + bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None]
-            )
+            if linear.bias is None:
+                return projected_BGKD
+            # autocast would give the sum the precision of the bias
+            return projected_BGKD + linear.bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None].to(projected_BGKD.dtype)
 
         return KeysValues(project(self.key, projection.of_keys()), project(self.value, projection.of_values()), None)
 

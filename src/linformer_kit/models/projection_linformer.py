@@ -217,7 +217,8 @@ class DynamicProjection(DenseProjection):
 class ConvProjection(Projection):
     """A convolution along the sequence, each channel with its own taps, kernel = stride = max_length / K, rounded up.
 
-    The kernel is fixed when the layer is built, so a short input has fewer than K rows and one beyond `max_length` more.
+    The kernel is fixed when the layer is built. Because it is rounded up there may be fewer than K rows; a short input has
+    fewer, and one beyond `max_length` perhaps more.
     """
 
     def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool = False):
