@@ -6,16 +6,20 @@ attention_growth.png. Every point is kept as soon as it is measured: stop at any
 
 - Layers of a point have the same weights and are compared with a float64 evaluation before they are timed.
 - Times are medians over rounds; every round calls each implementation once, in turn.
+- Large tensors lie in huge pages, where the system has them: `THP_MEM_ALLOC_ENABLE=0` goes without.
 - Memory is the peak above what was resident before the call (weights and input stand outside), each in a fresh process in which
   every freed tensor goes back to the system at once.
 - The share of the GEMM rate is `plan(...).multiply_adds / seconds`, divided by the multiply-adds per second of a large float32
   matrix product timed in the same rounds, the faster of 2048 × 2048 × 2048 and 8192 × 512 × 512; medians all.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from linformer_kit.bench import peers
-from linformer_kit.bench.machine import describe_machine
+from linformer_kit.bench.machine import describe_machine, use_huge_pages
 from linformer_kit.bench.measure import limit_memory
 from linformer_kit.bench.table import write_atomically
 
@@ -48,6 +52,20 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         fail(f"cannot write to {folder}: {error.strerror}; choose another folder with --output")
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Refuse a second run in one folder: each would overwrite what the other has measured, and slow it down."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"another run is measuring in {folder}; wait for it, or choose another folder with --output")
+        yield
+    finally:
+        os.close(handle)
 
 
 def start_over_if_needed(folder: Path, machine: dict, fresh: bool, console: Console) -> dict:
@@ -104,9 +122,11 @@ def main(
             benchmark = Benchmark(QUICK if machine["sweep"] == QUICK.name else COMPLETE, output)
         else:
             sweep = QUICK if quick else COMPLETE
-            machine = start_over_if_needed(output, {"sweep": sweep.name, **describe_machine()}, fresh, console)
-            benchmark = Benchmark(sweep, output)
-            run(benchmark, console)
+            use_huge_pages()
+            with alone_in(output):
+                machine = start_over_if_needed(output, {"sweep": sweep.name, **describe_machine()}, fresh, console)
+                benchmark = Benchmark(sweep, output)
+                run(benchmark, console)
     except KeyboardInterrupt:
         print(f"stopped; what was measured is kept in {output}, and the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -53,7 +53,7 @@ class Sweep:
     gemm_from: int  # the length from which on the GEMM is timed too
     least_rounds: int
     most_rounds: int
-    long_from: int = 32768  # from here on a round takes half a minute, and three must do
+    long_from: int = 32768  # from here on a round takes half a minute: measured last
 
 
 PROJECTED_LENGTHS = (32, 64, 128, 256)
@@ -199,7 +199,7 @@ class Benchmark:
         for mode in modes:
             calls = {name: make_call(layer, x, mode) for name, layer in layers.items() if (name, mode) not in refusals}
             with_gemm = mode == "forward" and length >= self.sweep.gemm_from
-            timings = self.time({**calls, **gemm_calls()} if with_gemm else calls, length)
+            timings = self.time({**calls, **gemm_calls()} if with_gemm else calls)
             rate = gemm_rate(timings)
             timings = {name: timings[name] for name in calls}
             timings |= {name: Timing(refusals[name, mode]) for name in names if (name, mode) in refusals}
@@ -212,10 +212,10 @@ class Benchmark:
             self.main.put(list(rows.values()))
             yield in_words(f"N={length:,} K={projected_length} {mode}", timings)
 
-    def time(self, calls: dict[str, Callable[[], object]], length: int, budget_seconds: float = 12.0) -> dict[str, Timing]:
+    def time(self, calls: dict[str, Callable[[], object]], budget_seconds: float = 12.0) -> dict[str, Timing]:
         """Interleaved timing with the rounds of this sweep."""
-        least = min(self.sweep.least_rounds, 3) if length >= self.sweep.long_from else self.sweep.least_rounds
-        return time_interleaved(calls, budget_seconds=budget_seconds, least_rounds=least, most_rounds=self.sweep.most_rounds)
+        least, most = self.sweep.least_rounds, self.sweep.most_rounds
+        return time_interleaved(calls, budget_seconds=budget_seconds, least_rounds=least, most_rounds=most)
 
     def growth_is_timed(self, mode: Mode) -> bool:
         rows = [self.growth.get(**self.key(OURS, length, K, 1, mode)) for length in self.sweep.growth_lengths]
@@ -229,7 +229,7 @@ class Benchmark:
             layer, x = peers.our_layer(length, K), longest[:, :length]
             if not peers.check_layers({OURS: layer}, layer, x):
                 calls[str(length)] = make_call(layer, x, mode)
-        timings = self.time(calls, max(self.sweep.growth_lengths), budget_seconds=60)
+        timings = self.time(calls, budget_seconds=60)
         self.growth.put(
             [
                 {**self.key(OURS, length, K, 1, mode), **as_row(timings.get(str(length), Timing(OUT_OF_MEMORY)))}
@@ -263,7 +263,7 @@ class Benchmark:
         for mode in self.untimed_causal_modes(length):
             keys = self.causal_keys(length, mode)
             refusals = {name: self.refusal(self.causal, key, exponent=2) for name, key in keys.items()}
-            timings = self.time({name: make_call(layer, x, mode) for name, layer in layers.items() if not refusals[name]}, length)
+            timings = self.time({name: make_call(layer, x, mode) for name, layer in layers.items() if not refusals[name]})
             timings |= {name: Timing(reason) for name, reason in refusals.items() if reason}
             self.causal.put([{**keys[name], **as_row(timings[name])} for name in layers])
             yield in_words(f"causal N={length:,} {mode}", timings)

@@ -1,10 +1,14 @@
 """The choices inside the layer, each timed beside what was not chosen: the numbers of docs/log.md.
 
-python benchmarks/choices.py        # about a minute; writes results/choices.csv
+python benchmarks/choices.py        # about two minutes; writes results/choices.csv
 """
 
 import csv
 import math
+import os
+import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -15,18 +19,20 @@ from rich.console import Console
 from rich.table import Table
 
 from linformer_kit import LinformerAttention
+from linformer_kit.bench.machine import HUGE_PAGES
 from linformer_kit.bench.measure import make_call, time_interleaved
 from linformer_kit.bench.table import write_atomically
 from linformer_kit.models import attention_linformer
 
 RESULT = Path(__file__).parent.parent / "results" / "choices.csv"
 BATCH, LENGTH, WIDTH, HEADS = 2, 4096, 512, 8
+LONG, LONG_FORWARD = 65536, "--long-forward"
 Calls = dict[str, Callable[[], object]]
 
 
-def layer(projected_length: int, projection: str = "linear") -> LinformerAttention:
+def layer(projected_length: int, projection: str = "linear", max_length: int = LENGTH) -> LinformerAttention:
     """A layer of the benchmark's sizes."""
-    return LinformerAttention(WIDTH, HEADS, max_length=LENGTH, projected_length=projected_length, projection=projection)
+    return LinformerAttention(WIDTH, HEADS, max_length=max_length, projected_length=projected_length, projection=projection)
 
 
 def with_orders(attention: LinformerAttention, keys: str, queries: str, x: torch.Tensor) -> Callable[[], object]:
@@ -120,21 +126,42 @@ def questions() -> dict[str, Calls]:
     }
 
 
+def medians_of(calls: Calls) -> dict[str, float]:
+    """Seconds of each call, taking turns."""
+    timings = time_interleaved(calls, budget_seconds=10, most_rounds=15)
+    return {answer: timing.median for answer, timing in timings.items() if timing.median}
+
+
+def long_forward(projected_length: int) -> float:
+    """Seconds of one forward over a long input."""
+    call = make_call(layer(projected_length, max_length=LONG), torch.randn(BATCH, LONG, WIDTH), "forward")
+    return medians_of({"forward": call})["forward"]
+
+
+def pages(projected_length: int) -> dict[str, float]:
+    """Median seconds of `long_forward` with small and with huge pages: a process has one or the other, so they take turns."""
+
+    def seconds(huge: str) -> float:
+        command = [sys.executable, __file__, LONG_FORWARD, str(projected_length)]
+        return float(subprocess.check_output(command, env={**os.environ, HUGE_PAGES: huge}))
+
+    rounds = [{"4 KiB": seconds("0"), "2 MiB": seconds("1")} for _ in range(3)]
+    return {answer: statistics.median(turn[answer] for turn in rounds) for answer in rounds[0]}
+
+
 def main() -> None:
-    rows = []
-    for question, calls in questions().items():
-        timings = time_interleaved(calls, budget_seconds=10, most_rounds=15)
-        fastest = min(timing.median for timing in timings.values() if timing.median)
-        rows += [
-            {
-                "question": question,
-                "answer": answer,
-                "milliseconds": f"{1e3 * timing.median:.4g}",
-                "ratio": f"{timing.median / fastest:.2f}",
-            }
-            for answer, timing in timings.items()
-            if timing.median
-        ]
+    medians = {question: medians_of(calls) for question, calls in questions().items()}
+    medians |= {f"pages of memory, N={LONG:,}, K={rows}": pages(rows) for rows in (32, 128)}
+    rows = [
+        {
+            "question": question,
+            "answer": answer,
+            "milliseconds": f"{1e3 * seconds:.4g}",
+            "ratio": f"{seconds / min(answers.values()):.2f}",
+        }
+        for question, answers in medians.items()
+        for answer, seconds in answers.items()
+    ]
 
     def write(path: Path) -> None:
         with path.open("w", newline="") as file:
@@ -152,4 +179,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     with torch.no_grad():
-        main()
+        if sys.argv[1:2] == [LONG_FORWARD]:  # how `pages` calls this file
+            print(long_forward(int(sys.argv[2])))
+        else:
+            main()

@@ -1,6 +1,7 @@
 """The benchmark: it refuses wrong layers, measures what it says, and keeps what it measured. No test looks at absolute times."""
 
 import csv
+import fcntl
 import os
 import subprocess
 import sys
@@ -226,6 +227,18 @@ def test_a_quick_run_writes_everything_and_the_next_measures_nothing_again(tmp_p
     assert again.returncode == 0, again.stderr
     assert before == {name: ((folder / name).stat().st_mtime_ns, (folder / name).read_text()) for name in csvs}
     assert all((folder / picture).stat().st_size > 0 for picture in pictures)
+
+
+def test_a_second_run_in_one_folder_is_refused(tmp_path):
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        done = run_benchmark("--quick", "--output", tmp_path)
+    finally:
+        os.close(handle)
+    assert done.returncode == 1
+    assert "another run is measuring" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_summary_needs_measurements(tmp_path):

@@ -1,5 +1,6 @@
 """Bad input: each error names the value, what is allowed and what to do."""
 
+import inspect
 import math
 import re
 
@@ -123,10 +124,22 @@ def test_queries_of_another_batch_than_the_context():
         layer.attend(X[:1], layer.project(X))
 
 
-def test_an_unknown_option_is_refused():
-    for build in (attention, causal, encoder):
-        with pytest.raises(TypeError, match="shering"):
-            build(shering="kv")
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (attention, "LinformerAttention"),
+        (causal, "CausalLinformerAttention"),
+        (encoder, "LinformerEncoder"),
+        (make_projection, "make_projection"),
+    ],
+)
+def test_an_unknown_option_is_refused(build, name):
+    with raises(f"{name} has no option 'shering'; it takes", "sharing", "did you mean 'sharing'?", error=TypeError):
+        build(shering="kv")
+
+
+def test_checked_options_keep_their_signature():
+    assert list(inspect.signature(LinformerAttention).parameters)[:3] == ["embed_dim", "num_heads", "max_length"]
 
 
 @pytest.mark.parametrize("build", [attention, causal, encoder])
@@ -237,6 +250,12 @@ def test_the_cache_of_another_batch():
     _, cache = layer.step(X)
     with raises("x holds 1 examples", "cache 2"):
         layer.step(X[:1], cache)
+
+
+def test_the_cache_of_another_dtype():
+    _, cache = causal().double().step(X.double())
+    with raises("torch.float64 on cpu", "torch.float32 on cpu", "same dtype"):
+        causal().step(X, cache)
 
 
 def test_plans_of_impossible_lengths():

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .multihead_linformer import MultiHeadLayer, can_be_taken_apart, softmax_attention
+from .multihead_linformer import MultiHeadLayer, can_be_taken_apart, linear_into, softmax_attention
 from .projection_linformer import DenseProjection, Projection, real_tokens_first
-from .validation_linformer import boolean_mask, check_features, positive_integer
+from .validation_linformer import boolean_mask, check_features, names_its_options, positive_integer
 
 # queries attended to at once when no gradient is wanted: what is computed for them stays in the processor's cache
 QUERY_CHUNK = 1024
@@ -119,6 +119,7 @@ class LinformerAttention(MultiHeadLayer):
     torch.Size([2, 4, 1000, 32])
     """
 
+    @names_its_options
     def __init__(
         self,
         embed_dim: int,
@@ -292,8 +293,8 @@ class LinformerAttention(MultiHeadLayer):
             query_BHLD = self.query(x_BLC).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             rows = (keys_BHKD[examples], values_BHKD[examples], None if present is None else present[examples])
             heads_BHLD, weights = softmax_attention(query_BHLD, *rows, self._dropout_now(), need_weights)
-            output_BLC = self.output(heads_BHLD.transpose(1, 2).flatten(2))
-            return output_BLC if out is None else out.copy_(output_BLC), weights
+            heads_BLF = heads_BHLD.transpose(1, 2).flatten(2)
+            return self.output(heads_BLF) if out is None else linear_into(out, self.output, heads_BLF), weights
 
         return attend
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .multihead_linformer import MultiHeadLayer, softmax_attention
 from .projection_linformer import Projection, real_positions, real_tokens_first
-from .validation_linformer import boolean_mask, check_features, positive_integer
+from .validation_linformer import boolean_mask, check_features, names_its_options, positive_integer
 
 # queries attended to at once, in whole blocks: enough for fast products, few enough to skip most of what they must not see
 QUERY_CHUNK = 128
@@ -107,6 +107,7 @@ class CausalLinformerAttention(MultiHeadLayer):
     [12, 4]
     """
 
+    @names_its_options
     def __init__(
         self,
         embed_dim: int,
@@ -165,6 +166,12 @@ class CausalLinformerAttention(MultiHeadLayer):
             if cache.open.x_BPC.shape[0] != x.shape[0]:
                 raise ValueError(
                     f"x holds {x.shape[0]} examples but the cache {cache.open.x_BPC.shape[0]}; pass the cache of this batch"
+                )
+            kept, now = cache.open.keys_BPF, tokens.keys_BPF
+            if (kept.dtype, kept.device) != (now.dtype, now.device):
+                raise ValueError(
+                    f"the cache holds {kept.dtype} on {kept.device} but the new keys are {now.dtype} on {now.device}; "
+                    "go on where the cache was made: same device, same dtype, same autocast"
                 )
             seen = cache.seen if isinstance(new, int) else cache.seen + torch.zeros_like(new)
             tokens = Tokens(*append_rows(cache.open, tokens, seen % self.block_length, new))

@@ -36,6 +36,18 @@ def can_be_taken_apart(linear: nn.Module) -> bool:
     return type(linear) is nn.Linear and not hooked
 
 
+def linear_into(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
+    """`linear(x)` in `out` (..., features), a contiguous block of rows: written there at once where nothing forbids it."""
+    if not can_be_taken_apart(linear) or not x.dtype == linear.weight.dtype == out.dtype:
+        return out.copy_(linear(x))
+    rows, places, weight = x.flatten(0, -2), out.view(-1, out.shape[-1]), linear.weight.t()
+    if linear.bias is None:
+        torch.mm(rows, weight, out=places)
+    else:
+        torch.addmm(linear.bias, rows, weight, out=places)
+    return out
+
+
 class MultiHeadLayer(nn.Module):
     """What all our attentions share: W_Q, W_K, W_V, W_O, the sizes of heads, and one projection, owned or handed in."""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .validation_linformer import boolean, choice, positive_integer
+from .validation_linformer import boolean, choice, names_its_options, positive_integer
 
 PROJECTIONS = ("linear", "dynamic", "conv", "mean", "max", "random", "none")
 SHARINGS = ("none", "headwise", "kv", "layerwise")
@@ -364,6 +364,7 @@ def check_projection_options(projection: str, max_length: int, projected_length:
         )
 
 
+@names_its_options
 def make_projection(
     projection: str = "linear",
     *,

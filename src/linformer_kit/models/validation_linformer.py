@@ -1,12 +1,40 @@
 """Checks of what people pass in. Each error names the value, what is allowed and what to do."""
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from numbers import Integral
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def names_its_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let `function` refuse a keyword it does not take with an error that lists those it does, and the nearest of them."""
+    allowed = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
+        for name in options:
+            if name not in allowed:
+                raise TypeError(
+                    f"{function.__qualname__.removesuffix('.__init__')} has no option {name!r}; it takes {', '.join(allowed)}"
+                    f"{nearest_of(name, allowed)}"
+                )
+        return function(*args, **options)
+
+    return checked
+
+
+def nearest_of(value: Any, allowed: list[str]) -> str:
+    """ "; did you mean ...?" if one of `allowed` comes close to `value`, else nothing."""
+    nearest = difflib.get_close_matches(str(value), allowed, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def positive_integer(name: str, value: Any) -> int:
@@ -34,9 +62,7 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """`value` itself if it is one of `allowed`; otherwise an error that names the nearest of them."""
     allowed = list(allowed)
     if value not in allowed:
-        nearest = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}{hint}")
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}{nearest_of(value, allowed)}")
     return value
 
 
