@@ -6,7 +6,6 @@ attention_growth.png. Every point is kept as soon as it is measured: stop at any
 
 - Layers of a point have the same weights and are compared with a float64 evaluation before they are timed.
 - Times are medians over rounds; every round calls each implementation once, in turn.
-- Large tensors lie in huge pages, where the system has them: `THP_MEM_ALLOC_ENABLE=0` goes without.
 - Memory is the peak above what was resident before the call (weights and input stand outside), each in a fresh process in which
   every freed tensor goes back to the system at once.
 - The share of the GEMM rate is `plan(...).multiply_adds / seconds`, divided by the multiply-adds per second of a large float32
@@ -31,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from linformer_kit.bench import peers
-from linformer_kit.bench.machine import describe_machine, use_huge_pages
+from linformer_kit.bench.machine import describe_machine
 from linformer_kit.bench.measure import limit_memory
 from linformer_kit.bench.table import write_atomically
 
@@ -122,7 +121,6 @@ def main(
             benchmark = Benchmark(QUICK if machine["sweep"] == QUICK.name else COMPLETE, output)
         else:
             sweep = QUICK if quick else COMPLETE
-            use_huge_pages()
             with alone_in(output):
                 machine = start_over_if_needed(output, {"sweep": sweep.name, **describe_machine()}, fresh, console)
                 benchmark = Benchmark(sweep, output)

@@ -5,10 +5,6 @@ python benchmarks/choices.py        # about two minutes; writes results/choices.
 
 import csv
 import math
-import os
-import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -19,20 +15,19 @@ from rich.console import Console
 from rich.table import Table
 
 from linformer_kit import LinformerAttention
-from linformer_kit.bench.machine import HUGE_PAGES
 from linformer_kit.bench.measure import make_call, time_interleaved
 from linformer_kit.bench.table import write_atomically
 from linformer_kit.models import attention_linformer
 
 RESULT = Path(__file__).parent.parent / "results" / "choices.csv"
 BATCH, LENGTH, WIDTH, HEADS = 2, 4096, 512, 8
-LONG, LONG_FORWARD = 65536, "--long-forward"
+LONG = 65536
 Calls = dict[str, Callable[[], object]]
 
 
-def layer(projected_length: int, projection: str = "linear", max_length: int = LENGTH) -> LinformerAttention:
+def layer(projected_length: int, projection: str = "linear") -> LinformerAttention:
     """A layer of the benchmark's sizes."""
-    return LinformerAttention(WIDTH, HEADS, max_length=max_length, projected_length=projected_length, projection=projection)
+    return LinformerAttention(WIDTH, HEADS, max_length=LENGTH, projected_length=projected_length, projection=projection)
 
 
 def with_orders(attention: LinformerAttention, keys: str, queries: str, x: torch.Tensor) -> Callable[[], object]:
@@ -109,6 +104,16 @@ def padding(attention: LinformerAttention, x: torch.Tensor) -> Calls:
     return {"without a mask": make_call(attention, x, "forward"), "with a mask": masked}
 
 
+def long_output() -> Calls:
+    """`weights · values` of the folded order with K=32 over a long input."""
+    weights, values = torch.randn(BATCH * LONG, HEADS * 32), torch.randn(HEADS * 32, WIDTH)
+    held = torch.zeros(BATCH * LONG, WIDTH)
+    return {
+        "in memory already held": lambda: torch.mm(weights, values, out=held),
+        "in new memory": lambda: torch.mm(weights, values),
+    }
+
+
 def questions() -> dict[str, Calls]:
     """Everything that is timed: a question, and the answers to choose from."""
     x = torch.randn(BATCH, LENGTH, WIDTH)
@@ -118,6 +123,7 @@ def questions() -> dict[str, Calls]:
         "softmax(Q keysᵀ) values, K=128": softmax(query, keys, values),
         "chunks of queries, per head, K=128": chunks(layer(128), x),
         "chunks of queries, folded, K=32": chunks(layer(32), x),
+        f"the output, N={LONG:,}, folded, K=32": long_output(),
         "conv, K=128": convolution(x),
         "padding, K=128": padding(layer(128), x),
         "projections, K=128": {
@@ -132,26 +138,8 @@ def medians_of(calls: Calls) -> dict[str, float]:
     return {answer: timing.median for answer, timing in timings.items() if timing.median}
 
 
-def long_forward(projected_length: int) -> float:
-    """Seconds of one forward over a long input."""
-    call = make_call(layer(projected_length, max_length=LONG), torch.randn(BATCH, LONG, WIDTH), "forward")
-    return medians_of({"forward": call})["forward"]
-
-
-def pages(projected_length: int) -> dict[str, float]:
-    """Median seconds of `long_forward` with small and with huge pages: a process has one or the other, so they take turns."""
-
-    def seconds(huge: str) -> float:
-        command = [sys.executable, __file__, LONG_FORWARD, str(projected_length)]
-        return float(subprocess.check_output(command, env={**os.environ, HUGE_PAGES: huge}))
-
-    rounds = [{"4 KiB": seconds("0"), "2 MiB": seconds("1")} for _ in range(3)]
-    return {answer: statistics.median(turn[answer] for turn in rounds) for answer in rounds[0]}
-
-
 def main() -> None:
     medians = {question: medians_of(calls) for question, calls in questions().items()}
-    medians |= {f"pages of memory, N={LONG:,}, K={rows}": pages(rows) for rows in (32, 128)}
     rows = [
         {
             "question": question,
@@ -179,7 +167,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     with torch.no_grad():
-        if sys.argv[1:2] == [LONG_FORWARD]:  # how `pages` calls this file
-            print(long_forward(int(sys.argv[2])))
-        else:
-            main()
+        main()

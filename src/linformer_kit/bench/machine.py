@@ -15,17 +15,6 @@ from ..models import attention_linformer, causal_linformer, multihead_linformer,
 from .measure import meminfo_bytes
 from .peers import peer_versions
 
-# read by PyTorch when it makes its first tensor
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-
-
-def use_huge_pages() -> None:
-    """Let PyTorch ask Linux for large tensors in pages of 2 MiB: handing out small ones is the system's time, not a layer's.
-
-    Has no effect once a tensor was made, on other systems, or where the variable is set already.
-    """
-    os.environ.setdefault(HUGE_PAGES, "1")
-
 
 def describe_machine() -> dict[str, object]:
     """Machine, versions and date. No host name, no paths: it is published with the results."""
@@ -36,7 +25,6 @@ def describe_machine() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "memory_gib": None if memory is None else round(memory / 2**30, 1),
         "system": platform.system(),
-        "huge_pages": os.environ.get(HUGE_PAGES) == "1",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "linformer-kit": __version__,

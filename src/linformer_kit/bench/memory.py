@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass
 import torch
 
 from . import peers
-from .machine import HUGE_PAGES
 from .measure import OK, OUT_OF_MEMORY, Mode, is_out_of_memory, limit_memory, make_call, peak_memory
 
 # glibc: every tensor in a mapping of its own, given back when it is freed. The peak is then the layer's, the same in every run;
 # by default up to twice as much can stay in the allocator, depending on the order of earlier allocations
-PLAIN_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "65536", HUGE_PAGES: "0"}
+PLAIN_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 @dataclass(frozen=True)
