@@ -6,6 +6,7 @@ attention_growth.png. Every point is kept as soon as it is measured: stop at any
 
 - Layers of a point have the same weights and are compared with a float64 evaluation before they are timed.
 - Times are medians over rounds; every round calls each implementation once, in turn.
+- Times are those in memory that the process holds already: glibc is told not to give it back (`hold_memory`).
 - Memory is the peak above what was resident before the call (weights and input stand outside), each in a fresh process in which
   every freed tensor goes back to the system at once.
 - The share of the GEMM rate is `plan(...).multiply_adds / seconds`, divided by the multiply-adds per second of a large float32
@@ -31,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from linformer_kit.bench import peers
 from linformer_kit.bench.machine import describe_machine
-from linformer_kit.bench.measure import limit_memory
+from linformer_kit.bench.measure import hold_memory, limit_memory
 from linformer_kit.bench.table import write_atomically
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -86,6 +87,7 @@ def run(benchmark: Benchmark, console: Console) -> None:
     """Measure what has not been measured yet."""
     torch.manual_seed(0)
     limit_memory()
+    hold_memory()
     if os.getloadavg()[0] > 0.5:
         console.print("[yellow]Other programs are running: layers with many small steps will look slower than they are.[/]")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -53,7 +53,7 @@ class Sweep:
     gemm_from: int  # the length from which on the GEMM is timed too
     least_rounds: int
     most_rounds: int
-    long_from: int = 32768  # from here on a round takes half a minute: measured last
+    long_from: int = 32768  # measured last; a round of training steps takes half a minute, and three must do
 
 
 PROJECTED_LENGTHS = (32, 64, 128, 256)
@@ -198,8 +198,9 @@ class Benchmark:
 
         for mode in modes:
             calls = {name: make_call(layer, x, mode) for name, layer in layers.items() if (name, mode) not in refusals}
+            is_long_training = mode != "forward" and length >= self.sweep.long_from
             with_gemm = mode == "forward" and length >= self.sweep.gemm_from
-            timings = self.time({**calls, **gemm_calls()} if with_gemm else calls)
+            timings = self.time({**calls, **gemm_calls()} if with_gemm else calls, 3 if is_long_training else 9)
             rate = gemm_rate(timings)
             timings = {name: timings[name] for name in calls}
             timings |= {name: Timing(refusals[name, mode]) for name in names if (name, mode) in refusals}
@@ -212,9 +213,10 @@ class Benchmark:
             self.main.put(list(rows.values()))
             yield in_words(f"N={length:,} K={projected_length} {mode}", timings)
 
-    def time(self, calls: dict[str, Callable[[], object]], budget_seconds: float = 12.0) -> dict[str, Timing]:
+    def time(self, calls: dict[str, Callable[[], object]], most_rounds: int = 9, budget_seconds: float = 12.0) -> dict[str, Timing]:
         """Interleaved timing with the rounds of this sweep."""
-        least, most = self.sweep.least_rounds, self.sweep.most_rounds
+        most = min(self.sweep.most_rounds, most_rounds)
+        least = min(self.sweep.least_rounds, most)
         return time_interleaved(calls, budget_seconds=budget_seconds, least_rounds=least, most_rounds=most)
 
     def growth_is_timed(self, mode: Mode) -> bool:

@@ -5,6 +5,7 @@ python benchmarks/choices.py        # about two minutes; writes results/choices.
 
 import csv
 import math
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from linformer_kit import LinformerAttention
-from linformer_kit.bench.measure import make_call, time_interleaved
+from linformer_kit.bench.measure import MODES, Mode, hold_memory, make_call, seconds_of, time_interleaved
 from linformer_kit.bench.table import write_atomically
 from linformer_kit.models import attention_linformer
 
@@ -104,16 +105,6 @@ def padding(attention: LinformerAttention, x: torch.Tensor) -> Calls:
     return {"without a mask": make_call(attention, x, "forward"), "with a mask": masked}
 
 
-def long_output() -> Calls:
-    """`weights · values` of the folded order with K=32 over a long input."""
-    weights, values = torch.randn(BATCH * LONG, HEADS * 32), torch.randn(HEADS * 32, WIDTH)
-    held = torch.zeros(BATCH * LONG, WIDTH)
-    return {
-        "in memory already held": lambda: torch.mm(weights, values, out=held),
-        "in new memory": lambda: torch.mm(weights, values),
-    }
-
-
 def questions() -> dict[str, Calls]:
     """Everything that is timed: a question, and the answers to choose from."""
     x = torch.randn(BATCH, LENGTH, WIDTH)
@@ -123,7 +114,6 @@ def questions() -> dict[str, Calls]:
         "softmax(Q keysᵀ) values, K=128": softmax(query, keys, values),
         "chunks of queries, per head, K=128": chunks(layer(128), x),
         "chunks of queries, folded, K=32": chunks(layer(32), x),
-        f"the output, N={LONG:,}, folded, K=32": long_output(),
         "conv, K=128": convolution(x),
         "padding, K=128": padding(layer(128), x),
         "projections, K=128": {
@@ -138,8 +128,25 @@ def medians_of(calls: Calls) -> dict[str, float]:
     return {answer: timing.median for answer, timing in timings.items() if timing.median}
 
 
+def allocator(projected_length: int, mode: Mode) -> dict[str, float]:
+    """Median seconds over a long input in new memory every time, as glibc has it with large tensors, and in memory that is kept."""
+    attention = LinformerAttention(WIDTH, HEADS, max_length=LONG, projected_length=projected_length)
+    call = make_call(attention, torch.randn(BATCH, LONG, WIDTH), mode)
+    seconds: dict[str, list[float]] = {"new every time": [], "kept": []}
+    for _ in range(3):
+        for answer, all_seconds in seconds.items():
+            hold_memory(answer == "kept")
+            call()
+            all_seconds.append(seconds_of(call))
+    return {answer: statistics.median(all_seconds) for answer, all_seconds in seconds.items()}
+
+
 def main() -> None:
     medians = {question: medians_of(calls) for question, calls in questions().items()}
+    with torch.enable_grad():
+        medians |= {
+            f"memory, N={LONG:,}, K={rows}, {mode}": allocator(rows, mode) for rows, mode in zip((32, 128), MODES, strict=True)
+        }
     rows = [
         {
             "question": question,

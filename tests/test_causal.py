@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import COMBINATIONS, numpy, randomise, reference_layer
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from linformer_kit import CausalLinformerAttention, make_projection, reference
 from linformer_kit.models import causal_linformer
@@ -192,3 +193,24 @@ def test_chunks_of_queries_do_not_matter(block_length, monkeypatch):
     for chunk in (1, 64, 1000):
         monkeypatch.setattr(causal_linformer, "QUERY_CHUNK", chunk)
         assert_close(layer(x), whole)
+
+
+def test_the_gradient_of_a_chunk_is_not_as_long_as_the_sequence():
+    """Else the time to train grows with the square of the length."""
+
+    class LongTensors(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            self.count += isinstance(result, torch.Tensor) and result.numel() >= x.numel()
+            return result
+
+    layer, counts = CausalLinformerAttention(8, 2, block_length=8, slots=1), set()
+    for chunks in (4, 16):
+        x = torch.randn(1, 8 * chunks, 8)
+        output = layer(x)
+        with LongTensors() as long_tensors:
+            output.sum().backward()
+        counts.add(long_tensors.count)
+    assert len(counts) == 1

@@ -161,6 +161,20 @@ def _release_free_memory() -> None:
             trim(0)
 
 
+def hold_memory(hold: bool = True) -> None:
+    """Let the process keep the memory of freed tensors, as tcmalloc and jemalloc do, instead of giving it back (glibc's default).
+
+    Else every tensor beyond 32 MiB is made of new pages, and what the system takes to hand them out counts as a layer's time.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # glibc has it, musl does not
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+        mallopt(M_MMAP_MAX, 0 if hold else 65536)
+        mallopt(M_TRIM_THRESHOLD, -1 if hold else 128 * 1024)
+    if not hold:
+        _release_free_memory()
+
+
 def limit_memory() -> None:
     """Make an allocation beyond the memory that is free fail with an error, where Linux would kill the process instead."""
     in_use, available = _status_bytes("VmData"), meminfo_bytes("MemAvailable")

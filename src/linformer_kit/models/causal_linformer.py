@@ -8,8 +8,9 @@ Shapes: B batch, T new tokens, P the tokens since the last finished block (open 
 H heads, G key-value heads, D head size, F = G·D, C model size.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -78,6 +79,13 @@ def append_rows(old: Iterable[Tensor], new: Iterable[Tensor], old_count: Count, 
     old_rows, new_rows = (next(iter(rows)).shape[1] for rows in (old, new))
     in_use = [real_positions(old_rows, old_count), real_positions(new_rows, torch.zeros_like(old_count) + new_count)]
     return [real_tokens_first(rows, torch.cat(in_use, dim=1))[0] for rows in joined]
+
+
+def cut(rows_BPF: Tensor, pieces: list[tuple[int, int]]) -> Sequence[Tensor]:
+    """The rows of each (first, after). The gradient of a slice is as long as what it was cut from, that of `split` is not."""
+    if all(after == first for (_, after), (first, _) in pairwise([(0, 0), *pieces, (rows_BPF.shape[1], 0)])):
+        return rows_BPF.split([after - first for first, after in pieces], dim=1)
+    return [rows_BPF[:, first:after] for first, after in pieces]
 
 
 def as_column(count: Count, device: torch.device) -> Tensor:
@@ -208,26 +216,31 @@ class CausalLinformerAttention(MultiHeadLayer):
 
     def _attend(self, query_BTF: Tensor, tokens: Tokens, summaries: Summaries, seen: Count, slots: int, need_weights: bool):
         """Each chunk of queries against the summaries before it and the tokens around it; `seen` tokens came before all of them."""
-        block, device = self.block_length, query_BTF.device
+        block, device, length = self.block_length, query_BTF.device, query_BTF.shape[1]
         all_tokens, all_summaries = tokens.x_BPC.shape[1], summaries.keys_BSF.shape[1]
         first_token_X1 = as_column(seen, device) // block * block
-        chunk, outputs, all_weights = max(1, QUERY_CHUNK // block) * block, [], []
-        for first in range(0, query_BTF.shape[1], chunk):
-            query_BHQD = query_BTF[:, first : first + chunk].unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-            after = first + query_BHQD.shape[2]
-            if isinstance(seen, int):
-                low, high = (seen % block + first) // block * block, seen % block + after
-                before = (seen + after - 1) // block * slots
-            else:  # every example stands elsewhere in its block: take what any of them may see
-                low, high, before = first // block * block, min(after + block - 1, all_tokens), all_summaries
+        chunk = max(1, QUERY_CHUNK // block) * block
+        if isinstance(seen, int):  # chunks end where blocks do, so that their tokens do not overlap
+            opened = seen % block
+            queries = list(pairwise([0, *range(chunk - opened, length, chunk), length]))
+            around = [(low + opened if low else 0, high + opened) for low, high in queries]
+        else:  # every example stands elsewhere in its block: take what any of them may see
+            queries = list(pairwise([*range(0, length, chunk), length]))
+            around = [(first // block * block, min(after + block - 1, all_tokens)) for first, after in queries]
+        outputs, all_weights = [], []
+        for (first, after), (low, high), query_BQF, token_keys_BPF, token_values_BPF in zip(
+            queries, around, cut(query_BTF, queries), cut(tokens.keys_BPF, around), cut(tokens.values_BPF, around), strict=True
+        ):
+            query_BHQD = query_BQF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            before = (seen + after - 1) // block * slots if isinstance(seen, int) else all_summaries
             visible_XQK = visible(
                 as_column(seen, device) + torch.arange(first, after, device=device),
                 first_token_X1 + torch.arange(low, high, device=device),
                 torch.arange(before, device=device) // slots,
                 block,
             )
-            keys_BHKD = self._heads(torch.cat([summaries.keys_BSF[:, :before], tokens.keys_BPF[:, low:high]], dim=1))
-            values_BHKD = self._heads(torch.cat([summaries.values_BSF[:, :before], tokens.values_BPF[:, low:high]], dim=1))
+            keys_BHKD = self._heads(torch.cat([summaries.keys_BSF[:, :before], token_keys_BPF], dim=1))
+            values_BHKD = self._heads(torch.cat([summaries.values_BSF[:, :before], token_values_BPF], dim=1))
             heads_BHQD, weights_BHQK = softmax_attention(
                 query_BHQD, keys_BHKD, values_BHKD, visible_XQK[:, None], self._dropout_now(), need_weights
             )

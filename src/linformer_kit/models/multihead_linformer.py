@@ -154,7 +154,8 @@ class MultiHeadLayer(nn.Module):
 
     def _for_every_head(self, features_BGKD: Tensor) -> Tensor:
         """(B, G, K, D) to (B, H, K, D)."""
-        return features_BGKD.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+        served = self.num_heads // self.num_kv_heads
+        return features_BGKD if served == 1 else features_BGKD.repeat_interleave(served, dim=1)  # which copies even for 1
 
     def _dropout_now(self) -> float:
         return self.dropout if self.training else 0.0
