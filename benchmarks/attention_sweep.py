@@ -200,7 +200,7 @@ class Benchmark:
             calls = {name: make_call(layer, x, mode) for name, layer in layers.items() if (name, mode) not in refusals}
             is_long_training = mode != "forward" and length >= self.sweep.long_from
             with_gemm = mode == "forward" and length >= self.sweep.gemm_from
-            timings = self.time({**calls, **gemm_calls()} if with_gemm else calls, 3 if is_long_training else 9)
+            timings = self.time({**calls, **gemm_calls()} if with_gemm else calls, few_rounds=is_long_training)
             rate = gemm_rate(timings)
             timings = {name: timings[name] for name in calls}
             timings |= {name: Timing(refusals[name, mode]) for name in names if (name, mode) in refusals}
@@ -213,9 +213,11 @@ class Benchmark:
             self.main.put(list(rows.values()))
             yield in_words(f"N={length:,} K={projected_length} {mode}", timings)
 
-    def time(self, calls: dict[str, Callable[[], object]], most_rounds: int = 9, budget_seconds: float = 12.0) -> dict[str, Timing]:
+    def time(
+        self, calls: dict[str, Callable[[], object]], few_rounds: bool = False, budget_seconds: float = 12.0
+    ) -> dict[str, Timing]:
         """Interleaved timing with the rounds of this sweep."""
-        most = min(self.sweep.most_rounds, most_rounds)
+        most = min(self.sweep.most_rounds, 3) if few_rounds else self.sweep.most_rounds
         least = min(self.sweep.least_rounds, most)
         return time_interleaved(calls, budget_seconds=budget_seconds, least_rounds=least, most_rounds=most)
 

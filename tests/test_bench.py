@@ -132,6 +132,21 @@ def test_peak_memory_sees_a_known_allocation(mib):
 
 
 @can_reset_peak
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+@pytest.mark.parametrize("hold", [True, False])
+def test_freed_memory_is_held_or_given_back(hold):
+    code = f"""
+import torch
+from linformer_kit.bench.measure import _status_bytes, hold_memory
+hold_memory({hold})
+before = _status_bytes("VmRSS")
+torch.ones(2**26)
+print((_status_bytes("VmRSS") - before) // 2**20)
+"""
+    left_mib = int(subprocess.check_output([sys.executable, "-c", code]))
+    assert left_mib > 200 if hold else left_mib < 50
+
+
 def test_memory_of_a_point_is_measured_in_a_process_of_its_own():
     hold = torch.ones(100 * 2**18)  # not the child's
     status, peak = memory.measure_memory(memory.MemoryPoint(peers.FULL, 1024, 32, 2, "forward"))

@@ -32,7 +32,7 @@ def names_its_options(function: Callable[Parameters, Result]) -> Callable[Parame
 
 
 def nearest_of(value: Any, allowed: list[str]) -> str:
-    """ "; did you mean ...?" if one of `allowed` comes close to `value`, else nothing."""
+    """A hint at the one of `allowed` that comes close to `value`; empty if none does."""
     nearest = difflib.get_close_matches(str(value), allowed, n=1)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
