@@ -5,7 +5,7 @@ attention_causal.csv (the causal layer), attention_machine.json, attention_targe
 attention_growth.png. Every point is kept as soon as it is measured: stop at any time, run again to go on.
 
 - Layers of a point have the same weights and are compared with a float64 evaluation before they are timed.
-- Times are medians over rounds; every round calls each implementation once, in turn.
+- Times are medians over rounds; every round calls each implementation with each K once, in an order that changes.
 - Times are those in memory that the process holds already: glibc is told not to give it back (`hold_memory`).
 - Memory is the peak above what was resident before the call (weights and input stand outside), each in a fresh process in which
   every freed tensor goes back to the system at once.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,6 +38,8 @@ MEASURED = ("status", "seconds_median", "seconds_fastest", "seconds_slowest", "r
 SHARE = ("multiply_adds", "gemm_rate", "gemm_fraction")
 MEMORY = ("memory_status", "peak_mib")
 
+Point = tuple[str, int]  # implementation, projected length
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -53,7 +56,8 @@ class Sweep:
     gemm_from: int  # the length from which on the GEMM is timed too
     least_rounds: int
     most_rounds: int
-    long_from: int = 32768  # measured last; a round of training steps takes half a minute, and three must do
+    budget_seconds: float = 90.0  # for the rounds of one length and mode
+    long_from: int = 32768  # measured last; a round of training steps takes minutes, and three must do
 
 
 PROJECTED_LENGTHS = (32, 64, 128, 256)
@@ -68,7 +72,7 @@ COMPLETE = Sweep(
     causal_shapes=((128, 4), (128, 8), (256, 8)),
     gemm_from=4096,
     least_rounds=5,
-    most_rounds=9,
+    most_rounds=25,
 )
 QUICK = Sweep(
     name="quick",
@@ -105,6 +109,12 @@ def as_row(timing: Timing) -> dict[str, object]:
     }
 
 
+def share(multiply_adds: int, seconds: float | None, rate: float | None) -> dict[str, object]:
+    """What share of the GEMM rate the multiply-adds reach, in the columns of the main table."""
+    fraction = multiply_adds / seconds / rate if seconds and rate else None
+    return {"multiply_adds": multiply_adds, "gemm_rate": rate, "gemm_fraction": fraction}
+
+
 def in_words(point: str, timings: dict[str, Timing]) -> str:
     """One line about a point."""
     parts = [f"{name} {plots.duration(timing.median) if timing.median else timing.status}" for name, timing in timings.items()]
@@ -131,9 +141,9 @@ class Benchmark:
             steps.append(Step(name, lambda: is_done(*arguments), lambda: run(*arguments)))
 
         def add_main(is_long: bool) -> None:
-            for length, rows in product(sweep.lengths, sweep.projected_lengths):
+            for length in sweep.lengths:
                 if (length >= sweep.long_from) == is_long:
-                    add(f"N={length:,} K={rows}", lambda *point: not self.untimed_modes(*point), self.time_layers, length, rows)
+                    add(f"N={length:,}", lambda length: not self.untimed_modes(length), self.time_layers, length)
             # after the times, which tell what is not worth starting
             for (length, rows), mode in product(sweep.memory_points, sweep.memory_modes):
                 if (length >= sweep.long_from) == is_long:
@@ -162,10 +172,19 @@ class Benchmark:
         rows = None if implementation == FULL else projected_length
         return {"implementation": implementation, "length": length, "projected_length": rows, "batch": batch, "mode": mode}
 
-    def untimed_modes(self, length: int, projected_length: int) -> list[Mode]:
-        """Layers of a point are timed together, so one of them tells for all."""
-        rows = {mode: self.main.get(**self.key(OURS, length, projected_length, BATCH, mode)) for mode in MODES}
+    def untimed_modes(self, length: int) -> list[Mode]:
+        """Layers of a length are timed together, so one of them tells for all."""
+        rows = {mode: self.main.get(**self.key(OURS, length, self.sweep.projected_lengths[0], BATCH, mode)) for mode in MODES}
         return [mode for mode, row in rows.items() if not (row and row["status"])]
+
+    def refusals(self, points: list[Point], length: int, modes: list[Mode]) -> dict[tuple[str, int, Mode], str]:
+        """The points that are not worth starting at this length, and why."""
+        found = {}
+        for (name, rows), mode in product(points, modes):
+            reason = self.refusal(self.main, self.key(name, length, rows, BATCH, mode), exponent=2 if name == FULL else 1)
+            if reason:
+                found[name, rows, mode] = reason
+        return found
 
     def refusal(self, table: Table, key: dict[str, object], exponent: int) -> str | None:
         """Why a call is not worth starting, as far as the next shorter length tells."""
@@ -181,45 +200,44 @@ class Benchmark:
         expected = float(last["seconds_median"]) * (length / int(last["length"])) ** exponent
         return OVER_TIME_LIMIT if expected > LIMIT_SECONDS else None
 
-    def time_layers(self, length: int, projected_length: int) -> Iterable[str]:
-        """All implementations at one length and projected length, in both modes."""
-        names, modes = self.implementations(projected_length), self.untimed_modes(length, projected_length)
-        refusals: dict[tuple[str, Mode], str] = {}
-        for name, mode in product(names, modes):
-            key = self.key(name, length, projected_length, BATCH, mode)
-            reason = self.refusal(self.main, key, exponent=2 if name == FULL else 1)
-            if reason:
-                refusals[name, mode] = reason
+    def time_layers(self, length: int) -> Iterable[str]:
+        """All implementations at one length with all projected lengths, in both modes.
 
-        ours, x = peers.our_layer(length, projected_length), torch.randn(BATCH, length, peers.EMBED_DIM)
-        layers = {name: peers.build(name, ours) for name in names if any((name, mode) not in refusals for mode in modes)}
-        for name, mode in product(peers.check_layers(layers, ours, x), modes):
-            refusals[name, mode] = OUT_OF_MEMORY
+        They all take turns, so that the rounds of each are spread over a minute or more: a machine has moods that last seconds.
+        """
+        modes = self.untimed_modes(length)
+        points = [(name, rows) for rows in self.sweep.projected_lengths for name in self.implementations(rows)]
+        refusals = self.refusals(points, length, modes)
+        ours = {rows: peers.our_layer(length, rows) for rows in self.sweep.projected_lengths}
+        x = torch.randn(BATCH, length, peers.EMBED_DIM)
+        layers = {(name, rows): peers.build(name, ours[rows]) for name, rows in points}
+        for name, rows in points:
+            if any((name, rows, mode) not in refusals for mode in modes):
+                too_large = peers.check_layers({name: layers[name, rows]}, ours[rows], x)
+                refusals |= {(name, rows, mode): OUT_OF_MEMORY for mode in modes if too_large}
 
         for mode in modes:
-            calls = {name: make_call(layer, x, mode) for name, layer in layers.items() if (name, mode) not in refusals}
+            calls = {point: make_call(layers[point], x, mode) for point in points if (*point, mode) not in refusals}
             is_long_training = mode != "forward" and length >= self.sweep.long_from
             with_gemm = mode == "forward" and length >= self.sweep.gemm_from
             timings = self.time({**calls, **gemm_calls()} if with_gemm else calls, few_rounds=is_long_training)
-            rate = gemm_rate(timings)
-            timings = {name: timings[name] for name in calls}
-            timings |= {name: Timing(refusals[name, mode]) for name in names if (name, mode) in refusals}
-            rows = {name: {**self.key(name, length, projected_length, BATCH, mode), **as_row(timings[name])} for name in names}
+            timings |= {point: Timing(refusals[*point, mode]) for point in points if point not in calls}
+            keys = {(name, rows): self.key(name, length, rows, BATCH, mode) for name, rows in points}
+            table_rows = {point: {**keys[point], **as_row(timings[point])} for point in points}
             if mode == "forward":
-                multiply_adds, seconds = ours.plan(length, BATCH).multiply_adds, timings[OURS].median
-                rows[OURS]["multiply_adds"] = multiply_adds
-                if seconds and rate:
-                    rows[OURS] |= {"gemm_rate": rate, "gemm_fraction": multiply_adds / seconds / rate}
-            self.main.put(list(rows.values()))
-            yield in_words(f"N={length:,} K={projected_length} {mode}", timings)
+                for rows, layer in ours.items():
+                    multiply_adds = layer.plan(length, BATCH).multiply_adds
+                    table_rows[OURS, rows] |= share(multiply_adds, timings[OURS, rows].median, gemm_rate(timings))
+            self.main.put(list(table_rows.values()))
+            for rows in self.sweep.projected_lengths:
+                found = {name: timings[name, rows] for name in self.implementations(rows)}
+                yield in_words(f"N={length:,} K={rows} {mode}", found)
 
-    def time(
-        self, calls: dict[str, Callable[[], object]], few_rounds: bool = False, budget_seconds: float = 12.0
-    ) -> dict[str, Timing]:
+    def time(self, calls: dict[Any, Callable[[], object]], few_rounds: bool = False) -> dict[Any, Timing]:
         """Interleaved timing with the rounds of this sweep."""
         most = min(self.sweep.most_rounds, 3) if few_rounds else self.sweep.most_rounds
         least = min(self.sweep.least_rounds, most)
-        return time_interleaved(calls, budget_seconds=budget_seconds, least_rounds=least, most_rounds=most)
+        return time_interleaved(calls, budget_seconds=self.sweep.budget_seconds, least_rounds=least, most_rounds=most)
 
     def growth_is_timed(self, mode: Mode) -> bool:
         rows = [self.growth.get(**self.key(OURS, length, K, 1, mode)) for length in self.sweep.growth_lengths]
@@ -233,7 +251,7 @@ class Benchmark:
             layer, x = peers.our_layer(length, K), longest[:, :length]
             if not peers.check_layers({OURS: layer}, layer, x):
                 calls[str(length)] = make_call(layer, x, mode)
-        timings = self.time(calls, budget_seconds=60)
+        timings = self.time(calls)
         self.growth.put(
             [
                 {**self.key(OURS, length, K, 1, mode), **as_row(timings.get(str(length), Timing(OUT_OF_MEMORY)))}

@@ -159,9 +159,12 @@ def test_memory_of_a_point_is_measured_in_a_process_of_its_own():
 def test_rounds_are_interleaved_and_fit_the_budget(monkeypatch):
     called = []
     monkeypatch.setattr(measure, "seconds_of", lambda call: call() or 1.0)
-    calls = {name: lambda name=name: called.append(name) for name in "ab"}
-    timings = measure.time_interleaved(calls, budget_seconds=10, least_rounds=3, most_rounds=9)
-    assert called == ["a", "b"] * 6  # one to warm up, five that fit
+    calls = {name: lambda name=name: called.append(name) for name in "abc"}
+    timings = measure.time_interleaved(calls, budget_seconds=15, least_rounds=3, most_rounds=9)
+    rounds = ["".join(called[start : start + 3]) for start in range(0, len(called), 3)]
+    assert len(rounds) == 6  # one to warm up, five that fit
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len(set(rounds)) > 2  # in changing order
     assert timings["a"] == measure.Timing(measure.OK, 1.0, 1.0, 1.0, 5)
 
 

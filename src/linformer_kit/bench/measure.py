@@ -4,18 +4,20 @@ import contextlib
 import ctypes
 import gc
 import math
+import random
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Name = TypeVar("Name", bound=Hashable)
 Mode = Literal["forward", "forward+backward"]
 MODES: tuple[Mode, ...] = ("forward", "forward+backward")
 
@@ -49,12 +51,11 @@ def make_call(layer: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
         return forward
 
     leaf = x.detach().requires_grad_()
-    upstream = torch.randn_like(x)
 
     def forward_backward() -> None:
         layer.zero_grad(set_to_none=True)
-        leaf.grad = None
-        layer(leaf).backward(upstream)
+        layer(leaf).backward(x)  # any gradient from above will do
+        leaf.grad = None  # so that many such calls at great length fit side by side
 
     return forward_backward
 
@@ -69,7 +70,7 @@ def gemm_calls() -> dict[str, Callable[[], object]]:
     return {name: product(*shape) for name, shape in GEMM_SHAPES.items()}
 
 
-def gemm_rate(timings: Mapping[str, Timing]) -> float | None:
+def gemm_rate(timings: Mapping[Any, Timing]) -> float | None:
     """Multiply-adds per second of the faster of the products of `gemm_calls`; None if they were not timed."""
     rates = [
         math.prod(shape) / median for name, shape in GEMM_SHAPES.items() if name in timings and (median := timings[name].median)
@@ -89,14 +90,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def time_interleaved(
-    calls: Mapping[str, Callable[[], object]], *, budget_seconds: float = 20.0, least_rounds: int = 3, most_rounds: int = 9
-) -> dict[str, Timing]:
+    calls: Mapping[Name, Callable[[], object]], *, budget_seconds: float = 20.0, least_rounds: int = 3, most_rounds: int = 9
+) -> dict[Name, Timing]:
     """Time every call once per round, so that whatever slows the machine for a while slows all of them.
 
+    The order within a round is shuffled: a call that always came after the same other one would always find its caches.
     One round to warm up says how many rounds fit in the budget. A call that runs out of memory there takes no further part.
     """
-    warm_up: dict[str, float] = {}
-    timings: dict[str, Timing] = {}
+    warm_up: dict[Name, float] = {}
+    timings: dict[Name, Timing] = {}
     for name, call in calls.items():
         try:
             warm_up[name] = seconds_of(call)
@@ -106,9 +108,11 @@ def time_interleaved(
             timings[name] = Timing(OUT_OF_MEMORY)
     rounds = min(max(int(budget_seconds / max(sum(warm_up.values()), 1e-9)), least_rounds), most_rounds)
     gc.collect()
-    seconds: dict[str, list[float]] = {name: [] for name in warm_up}
+    seconds: dict[Name, list[float]] = {name: [] for name in warm_up}
+    shuffler, order = random.Random(0), list(warm_up)
     for _ in range(rounds):
-        for name in warm_up:
+        shuffler.shuffle(order)
+        for name in order:
             seconds[name].append(seconds_of(calls[name]))
     for name, all_seconds in seconds.items():
         timings[name] = Timing(OK, statistics.median(all_seconds), min(all_seconds), max(all_seconds), rounds)
