@@ -285,7 +285,7 @@ class LinformerAttention(MultiHeadLayer):
         return KeysValues(project(self.key, projection.of_keys()), project(self.value, projection.of_values()), None)
 
     def _per_head(self, context: KeysValues, need_weights: bool) -> Attend:
-        """`softmax((X W_Q + b_Q) keysᵀ) values · W_O + b_O`."""
+        """`softmax((X W_Q + b_Q) keysᵀ / √D) values · W_O + b_O`."""
         keys_BHKD, values_BHKD = self._for_every_head(context.keys_BGKD), self._for_every_head(context.values_BGKD)
         present = None if context.present_BK is None else context.present_BK[:, None, None, :]
 
@@ -299,7 +299,7 @@ class LinformerAttention(MultiHeadLayer):
         return attend
 
     def _folded(self, context: KeysValues, need_weights: bool) -> Attend:
-        """`softmax(X (W_Q keysᵀ) + b_Q keysᵀ) (values W_O) + b_O`: queries and heads are never computed."""
+        """`softmax((X (W_Q keysᵀ) + b_Q keysᵀ) / √D) (values W_O) + b_O`: queries and heads are never computed."""
         heads = (self.num_heads, self.head_dim)
         keys_BHKD = self._for_every_head(context.keys_BGKD) / math.sqrt(self.head_dim)
         folded_keys_BFC = torch.einsum("bhkd,hdc->bhkc", keys_BHKD, self.query.weight.unflatten(0, heads)).flatten(1, 2)
