@@ -36,6 +36,7 @@ format: setup ## mend style and formatting where that can be done by machine
 
 bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about 40 minutes; resumes)
 	$(BIN)/python benchmarks/choices.py
+	$(BIN)/python benchmarks/parts.py
 	$(BIN)/python benchmarks/attention.py
 
 clean: ## remove what these targets made, results/ excepted

@@ -1,8 +1,9 @@
 """Speed and memory of the attention layers beside other packages: `make bench`.
 
 Writes to results/: attention.csv (length × K × implementation), attention_growth.csv (our layer up to 262,144 tokens),
-attention_causal.csv (the causal layer), attention_machine.json, attention_targets.csv and the pictures attention.png and
-attention_growth.png. Every point is kept as soon as it is measured: stop at any time, run again to go on.
+attention_causal.csv (the causal layer), attention_share.csv (our layer beside a GEMM), attention_machine.json,
+attention_targets.csv and the pictures attention.png and attention_growth.png. Every point is kept as soon as it is measured:
+stop at any time, run again to go on.
 
 - Layers of a point have the same weights and are compared with a float64 evaluation before they are timed.
 - Times are medians over rounds; every round calls each implementation with each K once, in an order that changes.
@@ -10,7 +11,7 @@ attention_growth.png. Every point is kept as soon as it is measured: stop at any
 - Memory is the peak above what was resident before the call (weights and input stand outside), each in a fresh process in which
   every freed tensor goes back to the system at once.
 - The share of the GEMM rate is `plan(...).multiply_adds / seconds`, divided by the multiply-adds per second of a large float32
-  matrix product timed in the same rounds, the faster of 2048 × 2048 × 2048 and 8192 × 512 × 512; medians all.
+  matrix product, the faster of 2048 × 2048 × 2048 and 8192 × 512 × 512; our layers and the two products take turns; medians all.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from typing import Annotated
 import torch
 import typer
 from attention_summary import summarise
-from attention_sweep import CAUSAL, COMPLETE, GROWTH, MACHINE, MAIN, QUICK, Benchmark
+from attention_sweep import CAUSAL, COMPLETE, GROWTH, MACHINE, MAIN, QUICK, SHARE, Benchmark
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -77,7 +78,7 @@ def start_over_if_needed(folder: Path, machine: dict, fresh: bool, console: Cons
             return earlier
         changed = ", ".join(name for name in machine if name != "date" and machine[name] != earlier.get(name))
         console.print(f"{path} tells of another {changed}: measuring everything anew")
-    for name in (MAIN, GROWTH, CAUSAL):
+    for name in (MAIN, GROWTH, CAUSAL, SHARE):
         (folder / name).unlink(missing_ok=True)
     write_atomically(path, lambda part: part.write_text(json.dumps(machine, indent=2) + "\n"))
     return machine

@@ -64,7 +64,7 @@ def exponent(benchmark: Benchmark, column: str, mode: Mode) -> float | None:
 
 
 def lowest_gemm_fraction(benchmark: Benchmark, projected_length: int) -> float | None:
-    points = line(benchmark.main, "gemm_fraction", implementation=OURS, projected_length=projected_length, mode="forward")
+    points = line(benchmark.share, "gemm_fraction", projected_length=projected_length)
     return min((fraction for length, fraction in points if length >= 4096), default=None)
 
 
@@ -150,7 +150,7 @@ def draw_growth(benchmark: Benchmark) -> Figure:
 
     lengths: set[float] = set()
     for rows, look in zip(benchmark.sweep.projected_lengths, plots.OTHER_LOOKS, strict=False):
-        points = line(benchmark.main, "gemm_fraction", implementation=OURS, projected_length=rows, mode="forward")
+        points = line(benchmark.share, "gemm_fraction", projected_length=rows)
         xs, percents = [length for length, _ in points], [100 * fraction for _, fraction in points]
         share.plot(xs, percents, color=look.colour, marker=look.marker, label=f"K={rows}")
         lengths.update(xs)

@@ -33,9 +33,9 @@ LIMIT_SECONDS = 30.0
 # tokens on which causal layers are compared before they are timed; not a multiple of any block
 CAUSAL_CHECK_LENGTH = 1000
 
-MAIN, GROWTH, CAUSAL, MACHINE = "attention.csv", "attention_growth.csv", "attention_causal.csv", "attention_machine.json"
+MAIN, GROWTH, CAUSAL, SHARE = "attention.csv", "attention_growth.csv", "attention_causal.csv", "attention_share.csv"
+MACHINE = "attention_machine.json"
 MEASURED = ("status", "seconds_median", "seconds_fastest", "seconds_slowest", "rounds")
-SHARE = ("multiply_adds", "gemm_rate", "gemm_fraction")
 MEMORY = ("memory_status", "peak_mib")
 
 Point = tuple[str, int]  # implementation, projected length
@@ -53,7 +53,7 @@ class Sweep:
     growth_lengths: tuple[int, ...]
     causal_lengths: tuple[int, ...]
     causal_shapes: tuple[tuple[int, int], ...]  # (block length, slots)
-    gemm_from: int  # the length from which on the GEMM is timed too
+    share_from: int  # the length from which on our layer is timed beside a GEMM
     least_rounds: int
     most_rounds: int
     budget_seconds: float = 90.0  # for the rounds of one length and mode
@@ -70,7 +70,7 @@ COMPLETE = Sweep(
     growth_lengths=tuple(2**power for power in range(12, 19)),
     causal_lengths=tuple(2**power for power in range(10, 15)),
     causal_shapes=((128, 4), (128, 8), (256, 8)),
-    gemm_from=4096,
+    share_from=4096,
     least_rounds=5,
     most_rounds=25,
 )
@@ -83,7 +83,7 @@ QUICK = Sweep(
     growth_lengths=(256, 512),
     causal_lengths=(256,),
     causal_shapes=((64, 4),),
-    gemm_from=512,
+    share_from=512,
     least_rounds=1,
     most_rounds=1,
 )
@@ -109,12 +109,6 @@ def as_row(timing: Timing) -> dict[str, object]:
     }
 
 
-def share(multiply_adds: int, seconds: float | None, rate: float | None) -> dict[str, object]:
-    """What share of the GEMM rate the multiply-adds reach, in the columns of the main table."""
-    fraction = multiply_adds / seconds / rate if seconds and rate else None
-    return {"multiply_adds": multiply_adds, "gemm_rate": rate, "gemm_fraction": fraction}
-
-
 def in_words(point: str, timings: dict[str, Timing]) -> str:
     """One line about a point."""
     parts = [f"{name} {plots.duration(timing.median) if timing.median else timing.status}" for name, timing in timings.items()]
@@ -129,9 +123,10 @@ class Benchmark:
         self.folder = folder
         point = ("implementation", "length", "projected_length", "batch", "mode")
         causal_point = ("implementation", "length", "block_length", "slots", "batch", "mode")
-        self.main = Table(folder / MAIN, point, MEASURED + SHARE + MEMORY)
+        self.main = Table(folder / MAIN, point, MEASURED + MEMORY)
         self.growth = Table(folder / GROWTH, point, MEASURED + MEMORY)
         self.causal = Table(folder / CAUSAL, causal_point, MEASURED)
+        self.share = Table(folder / SHARE, point, (*MEASURED, "multiply_adds", "gemm_rate", "gemm_fraction"))
 
     def steps(self) -> list[Step]:
         """Everything there is to measure; what takes longest last, so that a run that is stopped early has most of it."""
@@ -154,6 +149,9 @@ class Benchmark:
         add_main(is_long=False)
         for mode in MODES:
             add(f"growth, {mode}", self.growth_is_timed, self.time_growth, mode)
+        for length in sweep.lengths:
+            if length >= sweep.share_from:
+                add(f"share of the GEMM rate, N={length:,}", self.share_is_known, self.measure_share, length)
         for length in sweep.causal_lengths:
             add(f"causal N={length:,}", lambda length: not self.untimed_causal_modes(length), self.time_causal, length)
         for length, mode in product(sweep.growth_lengths, sweep.memory_modes):
@@ -219,16 +217,11 @@ class Benchmark:
         for mode in modes:
             calls = {point: make_call(layers[point], x, mode) for point in points if (*point, mode) not in refusals}
             is_long_training = mode != "forward" and length >= self.sweep.long_from
-            with_gemm = mode == "forward" and length >= self.sweep.gemm_from
-            timings = self.time({**calls, **gemm_calls()} if with_gemm else calls, few_rounds=is_long_training)
+            timings = self.time(calls, few_rounds=is_long_training)
             timings |= {point: Timing(refusals[*point, mode]) for point in points if point not in calls}
-            keys = {(name, rows): self.key(name, length, rows, BATCH, mode) for name, rows in points}
-            table_rows = {point: {**keys[point], **as_row(timings[point])} for point in points}
-            if mode == "forward":
-                for rows, layer in ours.items():
-                    multiply_adds = layer.plan(length, BATCH).multiply_adds
-                    table_rows[OURS, rows] |= share(multiply_adds, timings[OURS, rows].median, gemm_rate(timings))
-            self.main.put(list(table_rows.values()))
+            self.main.put(
+                [{**self.key(name, length, rows, BATCH, mode), **as_row(timings[name, rows])} for name, rows in points]
+            )
             for rows in self.sweep.projected_lengths:
                 found = {name: timings[name, rows] for name in self.implementations(rows)}
                 yield in_words(f"N={length:,} K={rows} {mode}", found)
@@ -238,6 +231,25 @@ class Benchmark:
         most = min(self.sweep.most_rounds, 3) if few_rounds else self.sweep.most_rounds
         least = min(self.sweep.least_rounds, most)
         return time_interleaved(calls, budget_seconds=self.sweep.budget_seconds, least_rounds=least, most_rounds=most)
+
+    def share_is_known(self, length: int) -> bool:
+        rows = self.sweep.projected_lengths[0]
+        return self.share.number("gemm_fraction", **self.key(OURS, length, rows, BATCH, "forward")) is not None
+
+    def measure_share(self, length: int) -> Iterable[str]:
+        """What share of the GEMM rate the multiply-adds of the plan reach, in all rounds of the sweep however long they take."""
+        ours = {rows: peers.our_layer(length, rows) for rows in self.sweep.projected_lengths}
+        x = torch.randn(BATCH, length, peers.EMBED_DIM)
+        calls: dict[Any, Callable[[], object]] = {rows: make_call(layer, x, "forward") for rows, layer in ours.items()}
+        rounds = self.sweep.most_rounds
+        timings = time_interleaved({**calls, **gemm_calls()}, least_rounds=rounds, most_rounds=rounds)
+        rate, shares = gemm_rate(timings), {}
+        for rows, layer in ours.items():
+            multiply_adds, seconds = layer.plan(length, BATCH).multiply_adds, timings[rows].median
+            shares[rows] = multiply_adds / seconds / rate
+            found = {"multiply_adds": multiply_adds, "gemm_rate": rate, "gemm_fraction": shares[rows]}
+            self.share.put([{**self.key(OURS, length, rows, BATCH, "forward"), **as_row(timings[rows]), **found}])
+        yield f"share of the GEMM rate, N={length:,}: " + ", ".join(f"K={rows} {100 * part:.0f} %" for rows, part in shares.items())
 
     def growth_is_timed(self, mode: Mode) -> bool:
         rows = [self.growth.get(**self.key(OURS, length, K, 1, mode)) for length in self.sweep.growth_lengths]

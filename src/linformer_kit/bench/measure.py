@@ -148,7 +148,7 @@ def _reset_peak() -> None:
 def peak_memory(call: Callable[[], object]) -> int:
     """Bytes that `call` needs at its peak, above what was resident just before it."""
     gc.collect()
-    _release_free_memory()
+    release_free_memory()
     _reset_peak()
     before = _peak_resident()
     result = call()
@@ -157,7 +157,7 @@ def peak_memory(call: Callable[[], object]) -> int:
     return peak
 
 
-def _release_free_memory() -> None:
+def release_free_memory() -> None:
     """Give freed memory back to the system, else a call that reuses it seems to need less."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
@@ -176,7 +176,7 @@ def hold_memory(hold: bool = True) -> None:
         mallopt(M_MMAP_MAX, 0 if hold else 65536)
         mallopt(M_TRIM_THRESHOLD, -1 if hold else 128 * 1024)
     if not hold:
-        _release_free_memory()
+        release_free_memory()
 
 
 def limit_memory() -> None:

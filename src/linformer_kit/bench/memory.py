@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from . import peers
-from .measure import OK, OUT_OF_MEMORY, Mode, is_out_of_memory, limit_memory, make_call, peak_memory
+from .measure import OK, OUT_OF_MEMORY, Mode, is_out_of_memory, limit_memory, make_call, peak_memory, release_free_memory
 
 # glibc: every tensor in a mapping of its own, given back when it is freed. The peak is then the layer's, the same in every run;
 # by default up to twice as much can stay in the allocator, depending on the order of earlier allocations
@@ -39,6 +39,7 @@ class MemoryPoint:
 
 def measure_memory(point: MemoryPoint) -> tuple[str, int | None]:
     """Status and bytes of a point, from a fresh process."""
+    release_free_memory()  # what this process holds (`hold_memory`) the other one could not have
     command = [sys.executable, "-m", __name__, json.dumps(asdict(point))]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **PLAIN_ALLOCATION})
     if done.returncode == 0:
