@@ -219,9 +219,7 @@ class Benchmark:
             is_long_training = mode != "forward" and length >= self.sweep.long_from
             timings = self.time(calls, few_rounds=is_long_training)
             timings |= {point: Timing(refusals[*point, mode]) for point in points if point not in calls}
-            self.main.put(
-                [{**self.key(name, length, rows, BATCH, mode), **as_row(timings[name, rows])} for name, rows in points]
-            )
+            self.main.put([{**self.key(name, length, rows, BATCH, mode), **as_row(timings[name, rows])} for name, rows in points])
             for rows in self.sweep.projected_lengths:
                 found = {name: timings[name, rows] for name in self.implementations(rows)}
                 yield in_words(f"N={length:,} K={rows} {mode}", found)
