@@ -34,7 +34,7 @@ format: setup ## mend style and formatting where that can be done by machine
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about 55 minutes; resumes)
+bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about an hour; resumes)
 	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/parts.py
 	$(BIN)/python benchmarks/attention.py

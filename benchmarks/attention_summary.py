@@ -85,7 +85,7 @@ def targets(benchmark: Benchmark) -> list[Target]:
     for rows in (128, 32):
         measured = ratio(1.0, compare(benchmark, "peak_mib", 4096, rows, both, LINFORMER))
         found.append(Target("peak memory beside linformer", f"{both}, N=4,096, K={rows}", False, 0.7, "×", measured))
-    for rows in (128, 32):
+    for rows in PROJECTED_LENGTHS:
         measured = compare(benchmark, "seconds_median", 4096, rows, forward, LINFORMER_PYTORCH)
         found.append(Target("faster than linformer-pytorch", f"{forward}, N=4,096, K={rows}", True, 2.0, "×", measured))
     measured = compare(benchmark, "seconds_median", 16384, 128, forward, FULL)

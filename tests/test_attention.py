@@ -389,6 +389,16 @@ def test_hooks_on_the_linear_layers_are_not_bypassed(sharing, projected_length):
     assert not torch.allclose(changed, first)
 
 
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_on_the_linear_layers_are_called(register):
+    layer, _ = build("linear", "headwise", projected_length=1)
+    called = []
+    for name in ("query", "key", "value", "output"):
+        getattr(getattr(layer, name), register)(lambda *_, name=name: called.append(name))
+    layer(torch.randn(2, 9, 12, requires_grad=True)).sum().backward()
+    assert sorted(called) == ["key", "output", "query", "value"]
+
+
 @pytest.mark.parametrize("projected_length", [1, 9])
 @pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
 def test_adapters_around_the_linear_layers_are_not_bypassed(projection, sharing, projected_length):

@@ -33,8 +33,9 @@ def by_hand(encoder, x, norm_first, feed_forward):
 @pytest.mark.parametrize("feed_forward", ["gelu", "relu", "gated", "none"])
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre-norm", "post-norm"])
 def test_the_stack_is_what_it_says(norm_first, feed_forward, sharing):
+    inner_dim = None if feed_forward == "none" else 5
     encoder = randomise(
-        LinformerEncoder(**SIZES, norm_first=norm_first, feed_forward=feed_forward, feed_forward_dim=5, sharing=sharing)
+        LinformerEncoder(**SIZES, norm_first=norm_first, feed_forward=feed_forward, feed_forward_dim=inner_dim, sharing=sharing)
     )
     x = torch.randn(2, 10, 8)
     assert_close(encoder(x), by_hand(encoder, x, norm_first, feed_forward))

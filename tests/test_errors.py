@@ -44,6 +44,7 @@ def raises(*parts, error=ValueError):
         ({"num_kv_heads": 0}, ["num_kv_heads is 0", "at least 1"]),
         ({"projection": "liner"}, ["projection is 'liner'", "'dynamic'", "did you mean 'linear'"]),
         ({"projection": None}, ["projection is None", "'linear'"]),
+        ({"projection": np.array(["linear", "none"])}, ["projection is array", "'linear'"]),
         ({"sharing": "layer"}, ["sharing is 'layer'", "did you mean 'layerwise'"]),
         ({"dropout": math.nan}, ["dropout is nan", "0"]),
         ({"dropout": 1.0}, ["dropout is 1.0", "not including"]),
@@ -101,6 +102,8 @@ def test_options_of_the_causal_layer(options, parts):
         ({"projected_length": [3, 0]}, ["projected_length is 0", "at least 1"]),
         ({"projected_length": [3, 2], "sharing": "layerwise"}, ["[3, 2]", "sharing='layerwise'", "sharing='kv'"]),
         ({"projected_length": "32"}, ["projected_length", "32"]),
+        ({"projected_length": [[3], [3]], "sharing": "layerwise"}, ["projected_length is [3]", "integer"]),
+        ({"feed_forward": "none", "feed_forward_dim": 9}, ["feed_forward_dim is 9", "feed_forward='none'", "leave one"]),
     ],
     ids=str,
 )
@@ -114,8 +117,19 @@ def test_integers_are_no_features_under_autocast_either():
         attention()(X.long())
 
 
-def test_numpy_integers_are_integers():
-    assert type(attention(num_heads=np.int64(2)).num_heads) is int
+def test_numbers_of_numpy_are_numbers():
+    layer = LinformerAttention(np.int32(512), np.int64(8), max_length=np.int32(65536), projected_length=np.int32(32))
+    assert type(layer.num_heads) is type(layer.embed_dim) is int
+    assert layer.plan(np.int32(65536)) == layer.plan(65536)
+    assert layer.plan(65536).multiply_adds == 19_360_907_264  # more than 32 bits hold
+    assert attention(dropout=np.float32(0.5)).dropout == 0.5
+    with raises("dropout is nan"):
+        attention(dropout=np.float32("nan"))
+    blocks = causal(block_length=np.int64(4), slots=np.int64(2))
+    output, _ = blocks.step(X)
+    assert torch.equal(output, blocks(X))
+    for lengths in (np.array([3, 2]), torch.tensor([3, 2])):
+        assert [layer.attention.projection.projected_length for layer in encoder(projected_length=lengths).layers] == [3, 2]
 
 
 def test_queries_of_another_batch_than_the_context():
@@ -150,16 +164,35 @@ def test_checked_options_keep_their_signature():
         (torch.zeros(1, 2, 6, 8), ValueError, ["(1, 2, 6, 8)", "3 dimensions"]),
         (torch.zeros(2, 6, 9), ValueError, ["width 9", "embed_dim=8"]),
         (torch.zeros(2, 0, 8), ValueError, ["(2, 0, 8)", "at least one token"]),
-        (torch.zeros(2, 6, 8, dtype=torch.float64), ValueError, ["torch.float64", "torch.float32", "autocast"]),
+        (torch.zeros(2, 6, 8, dtype=torch.float16), ValueError, ["torch.float16", "torch.float32", "autocast"]),
+        (torch.zeros(2, 6, 8, dtype=torch.float64), ValueError, ["torch.float64", "torch.float32", ".to(dtype)"]),
         (torch.zeros(2, 6, 8, dtype=torch.int64), ValueError, ["torch.int64", "torch.float32"]),
         (torch.zeros(2, 6, 8, device="meta"), ValueError, ["meta", "cpu", ".to(device)"]),
         ([[1.0]], TypeError, ["list", "tensor"]),
     ],
-    ids=["rank-2", "rank-4", "width", "empty", "float64", "integers", "device", "list"],
+    ids=["rank-2", "rank-4", "width", "empty", "float16", "float64", "integers", "device", "list"],
 )
 def test_tokens(build, x, error, parts):
     with raises(*parts, error=error):
         build()(x)
+
+
+@pytest.mark.parametrize("build", [attention, causal, encoder])
+def test_autocast_does_not_mend_float64(build):
+    for layer, x in ((build(), X.double()), (build().double(), X)):
+        with torch.autocast("cpu", dtype=torch.bfloat16), raises(str(x.dtype), ".to(dtype)") as found:
+            layer(x)
+        assert "autocast" not in str(found.value)
+
+
+@pytest.mark.parametrize("rows", [1, 6], ids=["folded", "per-head"])
+@pytest.mark.parametrize("project_in_autocast", [True, False])
+def test_attending_under_another_autocast_than_projecting(rows, project_in_autocast):
+    layer = attention(projected_length=rows)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=project_in_autocast):
+        context = layer.project(X)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not project_in_autocast), raises("projected to", "same autocast"):
+        layer.attend(X, context)
 
 
 @pytest.mark.parametrize("build", [attention, causal, encoder])
@@ -256,6 +289,19 @@ def test_the_cache_of_another_dtype():
     _, cache = causal().double().step(X.double())
     with raises("torch.float64 on cpu", "torch.float32 on cpu", "same dtype"):
         causal().step(X, cache)
+
+
+@pytest.mark.parametrize("other", [{"block_length": 2}, {"slots": 1}, {"head_dim": 3}, {"num_kv_heads": 1}], ids=str)
+def test_the_cache_of_another_layer(other):
+    (name, size), *_ = other.items()
+    _, cache = causal().step(X)
+    with raises("made by a layer with", f"{name}=", f"{name}={size}", "its own cache"):
+        causal(**other).step(X, cache)
+
+
+def test_something_that_is_no_cache():
+    with raises("cache is a dict", "CausalCache", error=TypeError):
+        causal().step(X, {})
 
 
 def test_plans_of_impossible_lengths():

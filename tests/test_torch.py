@@ -117,6 +117,27 @@ def test_rescaling_in_half_precision(projection, dtype):
         assert (projected(x, lengths).rows_BMKC.float() - exact).norm() < 0.05 * exact.norm()
 
 
+@pytest.mark.parametrize("sharing", ["headwise", "none"])
+@pytest.mark.parametrize("projection", ["linear", "random", "conv"])
+def test_rescaling_one_token_does_not_overflow_in_half_precision(projection, sharing):
+    """One row of a fresh E may be shorter than its columns by more than float16 can say."""
+    sizes = {"max_length": 4096, "projected_length": 128, "projection": projection, "sharing": sharing, "rescale": True}
+    layer = LinformerAttention(64, 4, **sizes)
+    x, mask = torch.randn(2, 100, 64), torch.arange(100) < torch.tensor([[100], [1]])
+    half = copy.deepcopy(layer).half()
+    output, exact = half(x.half(), mask=mask), layer(x, mask=mask)
+    assert (output.float() - exact).norm() < 0.02 * exact.norm()
+    output[0].float().square().sum().backward()  # the short example must not spoil what the other one teaches
+    assert all(parameter.grad.isfinite().all() for parameter in half.parameters())
+
+
+def test_rescaling_a_row_of_tiny_numbers():
+    projected = make_projection("linear", embed_dim=8, max_length=64, projected_length=4, rescale=True)
+    with torch.no_grad():
+        projected.weight[0] = 1e-20
+    assert projected(torch.randn(1, 1, 8)).rows_BMKC.isfinite().all()
+
+
 def test_long_windows_do_not_overflow_in_half_precision():
     x = torch.full((1, 3000, 4), 60.0, dtype=torch.float16)
     mean = make_projection("mean", embed_dim=4, projected_length=1)

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .multihead_linformer import MultiHeadLayer, can_be_taken_apart, linear_into, softmax_attention
-from .projection_linformer import DenseProjection, Projection, real_tokens_first
-from .validation_linformer import boolean_mask, check_features, names_its_options, positive_integer
+from .projection_linformer import DenseProjection, Projection, real_tokens_first, scaled
+from .validation_linformer import boolean_mask, check_features, computed_dtype, names_its_options, positive_integer
 
 # queries attended to at once when no gradient is wanted: what is computed for them stays in the processor's cache
 QUERY_CHUNK = 1024
@@ -220,6 +220,12 @@ class LinformerAttention(MultiHeadLayer):
             raise ValueError(
                 f"x holds {x.shape[0]} examples but context {context.keys_BGKD.shape[0]}; give each example its context"
             )
+        kept, now = context.keys_BGKD, computed_dtype(next(self.parameters()))
+        if (kept.dtype, kept.device) != (now, x.device):
+            raise ValueError(
+                f"the context was projected to {kept.dtype} on {kept.device} but here everything is {now} on {x.device}; "
+                "attend where it was projected: same device, same dtype, same autocast"
+            )
         order = self._query_order(x.shape[1], context.keys_BGKD.shape[2])
         attend = self._folded(context, need_weights) if order == "folded" else self._per_head(context, need_weights)
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[0] * x.shape[1] <= QUERY_CHUNK:
@@ -234,8 +240,7 @@ class LinformerAttention(MultiHeadLayer):
         >>> LinformerAttention(512, 8, max_length=4096, projected_length=128, sharing="none").plan(4096).keys
         'features first'
         """
-        positive_integer("length", length)
-        positive_integer("batch", batch)
+        length, batch = positive_integer("length", length), positive_integer("batch", batch)
         context_length = length if context_length is None else positive_integer("context_length", context_length)
         projection = self._projection(projection)
         projection.check_length(context_length)
@@ -276,7 +281,7 @@ class LinformerAttention(MultiHeadLayer):
             equation = "ngk,bngd->bgkd" if E.dim() == 3 else "bngk,bngd->bgkd"
             projected_BGKD = torch.einsum(equation, E_one, features_BNGD)
             if scale is not None:
-                projected_BGKD = projected_BGKD * scale[..., matrices, :, None]
+                projected_BGKD = scaled(projected_BGKD, scale[..., matrices, :, None])
             if linear.bias is None:
                 return projected_BGKD
             # autocast would give the sum the precision of the bias

@@ -55,6 +55,7 @@ class CausalCache:
     summaries: Summaries
     open: Tokens
     seen: Count
+    made_with: dict[str, int]  # the sizes of the layer
 
     @property
     def nbytes(self) -> int:
@@ -165,12 +166,21 @@ class CausalLinformerAttention(MultiHeadLayer):
         """Join new tokens to the open block, summarise what is finished, attend: output, weights, and the cache to `keep`."""
         check_features("x", x, self.embed_dim, next(self.parameters()))
         projection = self._projection(projection)
+        slots = projection.rows(self.block_length)
         new: Count = x.shape[1]
         if mask is not None:
             x, new, order_BT = real_tokens_first(x, boolean_mask("mask", mask, x))
         seen: Count = 0
         tokens = Tokens(x, self.key(x), self.value(x))
         if cache is not None:
+            if not isinstance(cache, CausalCache):
+                raise TypeError(f"cache is a {type(cache).__name__}; it must be the CausalCache that `step` gave, or None at first")
+            for name, size in self._sizes(slots).items():
+                if cache.made_with[name] != size:
+                    raise ValueError(
+                        f"the cache was made by a layer with {name}={cache.made_with[name]} but this one has {name}={size}; "
+                        "every layer goes on with its own cache"
+                    )
             if cache.open.x_BPC.shape[0] != x.shape[0]:
                 raise ValueError(
                     f"x holds {x.shape[0]} examples but the cache {cache.open.x_BPC.shape[0]}; pass the cache of this batch"
@@ -184,7 +194,6 @@ class CausalLinformerAttention(MultiHeadLayer):
             seen = cache.seen if isinstance(new, int) else cache.seen + torch.zeros_like(new)
             tokens = Tokens(*append_rows(cache.open, tokens, seen % self.block_length, new))
         summaries = self._summarise(projection, tokens.x_BPC)
-        slots = projection.rows(self.block_length)
         if cache is not None:
             before, after = seen // self.block_length, (seen + new) // self.block_length
             summaries = Summaries(*append_rows(cache.summaries, summaries, before * slots, (after - before) * slots))
@@ -267,4 +276,14 @@ class CausalLinformerAttention(MultiHeadLayer):
             # examples with a shorter open block fill up with rows that nothing will see
             kept = Tokens(*(rows[batch_B1, place_BP.clamp(max=rows.shape[1] - 1)] for rows in tokens))
         most = (blocks if isinstance(blocks, int) else int(blocks.max())) * slots
-        return CausalCache(Summaries(*(rows[:, :most].clone() for rows in summaries)), kept, seen)
+        return CausalCache(Summaries(*(rows[:, :most].clone() for rows in summaries)), kept, seen, self._sizes(slots))
+
+    def _sizes(self, slots: int) -> dict[str, int]:
+        """What another layer must have in common to go on with a cache of this one."""
+        return {
+            "embed_dim": self.embed_dim,
+            "head_dim": self.head_dim,
+            "num_kv_heads": self.num_kv_heads,
+            "block_length": self.block_length,
+            "slots": slots,
+        }

@@ -104,6 +104,10 @@ class LinformerEncoder(nn.Module):
         positive_integer("embed_dim", embed_dim)
         lengths = self._projected_lengths(projected_length, positive_integer("depth", depth), sharing)
         choice("feed_forward", feed_forward, FEED_FORWARDS)
+        if feed_forward == "none" and feed_forward_dim is not None:
+            raise ValueError(
+                f"feed_forward_dim is {feed_forward_dim} but feed_forward='none' has no inner features; leave one of them out"
+            )
         inner_dim = 4 * embed_dim if feed_forward_dim is None else positive_integer("feed_forward_dim", feed_forward_dim)
         probability("feed_forward_dropout", feed_forward_dropout)
         boolean("norm_first", norm_first)
@@ -143,18 +147,21 @@ class LinformerEncoder(nn.Module):
 
     @staticmethod
     def _projected_lengths(projected_length: int | Sequence[int], depth: int, sharing: str) -> list[int]:
-        if isinstance(projected_length, int | str) or not isinstance(projected_length, Sequence):
-            return [projected_length] * depth
+        if hasattr(projected_length, "tolist"):  # arrays and tensors
+            projected_length = projected_length.tolist()
+        if not isinstance(projected_length, list | tuple):
+            return [positive_integer("projected_length", projected_length)] * depth
         if len(projected_length) != depth:
             raise ValueError(
                 f"projected_length has {len(projected_length)} numbers but depth is {depth}; give one number, or one per layer"
             )
-        if sharing == "layerwise" and len(set(projected_length)) > 1:
+        lengths = [positive_integer("projected_length", length) for length in projected_length]
+        if sharing == "layerwise" and len(set(lengths)) > 1:
             raise ValueError(
-                f"projected_length is {list(projected_length)} with sharing='layerwise': one matrix for all layers has one "
+                f"projected_length is {lengths} with sharing='layerwise': one matrix for all layers has one "
                 "projected length; give a single number, or share less, with sharing='kv'"
             )
-        return list(projected_length)
+        return lengths
 
     def forward(self, x: Tensor, mask: Tensor | None = None, need_weights: bool = False):
         """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens; with `need_weights` also a list of (B, H, N, K) weights."""

@@ -32,8 +32,8 @@ def can_be_taken_apart(linear: nn.Module) -> bool:
 
     Not so for adapters, which wrap the layer, nor for pruning, weight norm, offloading or anything else that hooks into the call.
     """
-    hooked = linear._forward_hooks or linear._forward_pre_hooks or "forward" in linear.__dict__
-    return type(linear) is nn.Linear and not hooked
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
+    return type(linear) is nn.Linear and not any(hooks) and "forward" not in linear.__dict__
 
 
 def linear_into(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Matrices(NamedTuple):
     """E and F themselves."""
 
     E: Tensor  # (N, M, K), or (B, N, M, K) where they depend on the input
-    scale: Tensor | None  # (M, K) or (B, M, K), what `rescale` multiplies the columns by
+    scale: Tensor | None  # (M, K) or (B, M, K), what `rescale` multiplies the columns by; float32 or wider
 
 
 def real_tokens_first(x_BNC: Tensor, mask_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +60,12 @@ def at_least_float32(x: Tensor) -> Tensor:
 def root_of_ratio(whole: Tensor, part: Tensor) -> Tensor:
     """√(whole / part), and 1 where the part is zero: what is scaled by it is zero too, and its gradient stays finite."""
     some = part > 0
-    return torch.where(some, whole / torch.where(some, part, 1), 1).sqrt()
+    return torch.where(some, whole, 1).sqrt() / torch.where(some, part, 1).sqrt()  # the ratio itself may be too large
+
+
+def scaled(rows: Tensor, scale: Tensor) -> Tensor:
+    """`rows · scale` in the dtype of the rows, but multiplied in that of the scale: float16 may not hold it."""
+    return (rows * scale).to(rows.dtype)
 
 
 class Projection(nn.Module):
@@ -126,7 +131,7 @@ class DenseProjection(Projection):
         # E and F side by side, so that X is read once; bmm, because matmul would copy X to fold the batch into it
         E_BFN = E.flatten(-2).transpose(-1, -2).expand(x_BNC.shape[0], -1, -1)
         rows_BMKC = torch.bmm(E_BFN, x_BNC).unflatten(1, (self.matrices, self.projected_length))
-        return Projected(rows_BMKC if scale is None else rows_BMKC * scale[..., None], None)
+        return Projected(rows_BMKC if scale is None else scaled(rows_BMKC, scale[..., None]), None)
 
 
 class LinearProjection(DenseProjection):
@@ -168,7 +173,7 @@ class LinearProjection(DenseProjection):
             real = squares_NMK[:length].sum(dim=0)
         else:
             real = squares_NMK[:length].cumsum(dim=0)[lengths_B.clamp(min=1) - 1]
-        return root_of_ratio(squares_NMK.sum(dim=0), real).to(self.weight.dtype)
+        return root_of_ratio(squares_NMK.sum(dim=0), real)
 
     def extra_repr(self) -> str:
         sizes = f"max_length={self.max_length}, projected_length={self.projected_length}"
@@ -253,7 +258,7 @@ class ConvProjection(Projection):
             is_real_BKW = position_KW < lengths_B[:, None, None]
             present_BK = is_real_BKW.any(dim=-1)
         if self.rescale:
-            rows_BMKC = rows_BMKC * self._column_scale(is_real_BKW)
+            rows_BMKC = scaled(rows_BMKC, self._column_scale(is_real_BKW))
         return Projected(rows_BMKC, present_BK)
 
     def _column_scale(self, is_real_BKW: Tensor) -> Tensor:
@@ -261,7 +266,7 @@ class ConvProjection(Projection):
         squares_MWC = at_least_float32(self.weight).square()
         real_BK = is_real_BKW.sum(dim=-1).clamp(min=1)  # they come first in every window
         real_BMKC = squares_MWC.cumsum(dim=1)[:, real_BK - 1].transpose(0, 1)
-        return root_of_ratio(squares_MWC.sum(dim=1)[:, None], real_BMKC).to(self.weight.dtype)
+        return root_of_ratio(squares_MWC.sum(dim=1)[:, None], real_BMKC)
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.weight.shape[2]}, window={self.window}, matrices={self.matrices}, rescale={self.rescale}"

@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -15,7 +15,10 @@ Result = TypeVar("Result")
 
 
 def names_its_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let `function` refuse a keyword it does not take with an error that lists those it does, and the nearest of them."""
+    """Let `function` refuse a keyword it does not take with an error that lists those it does, and the nearest of them.
+
+    Numbers of other kinds reach it as Python's: NumPy's would overflow in a product, or stop a compiler.
+    """
     allowed = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
@@ -26,9 +29,17 @@ def names_its_options(function: Callable[Parameters, Result]) -> Callable[Parame
                     f"{function.__qualname__.removesuffix('.__init__')} has no option {name!r}; it takes {', '.join(allowed)}"
                     f"{nearest_of(name, allowed)}"
                 )
-        return function(*args, **options)
+        plain_options = {name: plain_number(value) for name, value in options.items()}
+        return function(*map(plain_number, args), **plain_options)
 
     return checked
+
+
+def plain_number(value: Any) -> Any:
+    """A number of whatever kind as int or float; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def nearest_of(value: Any, allowed: list[str]) -> str:
@@ -61,7 +72,7 @@ def boolean(name: str, value: Any) -> bool:
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """`value` itself if it is one of `allowed`; otherwise an error that names the nearest of them."""
     allowed = list(allowed)
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}{nearest_of(value, allowed)}")
     return value
 
@@ -83,11 +94,25 @@ def check_features(name: str, x: Any, width: int, like: Tensor) -> None:
         raise ValueError(f"{name} has shape {tuple(x.shape)}: it must hold at least one token")
     if x.device != like.device:
         raise ValueError(f"{name} is on {x.device} but the layer is on {like.device}; move one of them with .to(device)")
-    if x.dtype != like.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
-        raise ValueError(
-            f"{name} is {x.dtype} but the layer's weights are {like.dtype}; convert one of them with .to(dtype), "
-            "or run under torch.autocast"
-        )
+    if x.dtype != like.dtype:
+        # autocast leaves float64 alone
+        can_be_cast = x.is_floating_point() and torch.float64 not in (x.dtype, like.dtype)
+        if not (can_be_cast and autocast_is_on(x.device)):
+            raise ValueError(
+                f"{name} is {x.dtype} but the layer's weights are {like.dtype}; convert one of them with .to(dtype)"
+                f"{', or run under torch.autocast' if can_be_cast else ''}"
+            )
+
+
+def autocast_is_on(device: torch.device) -> bool:
+    """Whether autocast acts here and now; some devices, meta among them, do not know it."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def computed_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of products with `weight` here and now: its own, or that of autocast."""
+    is_cast = autocast_is_on(weight.device) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(weight.device.type) if is_cast else weight.dtype
 
 
 def boolean_mask(name: str, mask: Any, x: Tensor) -> Tensor:
