@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from linformer_kit.bench import peers, plots
 from linformer_kit.bench.measure import MODES, Mode, fit_exponent
 from linformer_kit.bench.peers import FULL, LINFORMER, LINFORMER_PYTORCH, OURS
-from linformer_kit.bench.table import Table
+from linformer_kit.bench.table import Table, write_rows
 
 
 @dataclass(frozen=True)
@@ -189,10 +189,9 @@ def summarise(benchmark: Benchmark, machine: dict, console: Console) -> None:
         plots.save(figure, benchmark.folder / name)
 
     found = targets(benchmark)
-    path = benchmark.folder / "attention_targets.csv"
-    path.unlink(missing_ok=True)
-    table = Table(path, ("target", "at"), ("wanted", "measured", "verdict"))
-    table.put([dict(zip(table.keys + table.values, target.texts, strict=True)) for target in found])
+    columns = ("target", "at", "wanted", "measured", "verdict")
+    rows = [dict(zip(columns, target.texts, strict=True)) for target in found]
+    write_rows(benchmark.folder / "attention_targets.csv", rows)
     shown = RichTable("to reach", "at", "wanted", "measured", "", box=SIMPLE_HEAD)
     colours = {"met": "green", "missed": "red", "not measured": "dim"}
     for target in found:

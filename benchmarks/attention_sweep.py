@@ -231,23 +231,29 @@ class Benchmark:
         return time_interleaved(calls, budget_seconds=self.sweep.budget_seconds, least_rounds=least, most_rounds=most)
 
     def share_is_known(self, length: int) -> bool:
-        rows = self.sweep.projected_lengths[0]
-        return self.share.number("gemm_fraction", **self.key(OURS, length, rows, BATCH, "forward")) is not None
+        row = self.share.get(**self.key(OURS, length, self.sweep.projected_lengths[0], BATCH, "forward"))
+        return bool(row and row["status"])
 
     def measure_share(self, length: int) -> Iterable[str]:
         """What share of the GEMM rate the multiply-adds of the plan reach, in all rounds of the sweep however long they take."""
         ours = {rows: peers.our_layer(length, rows) for rows in self.sweep.projected_lengths}
         x = torch.randn(BATCH, length, peers.EMBED_DIM)
-        calls: dict[Any, Callable[[], object]] = {rows: make_call(layer, x, "forward") for rows, layer in ours.items()}
+        too_large = [rows for rows, layer in ours.items() if peers.check_layers({OURS: layer}, layer, x)]
+        calls: dict[Any, Callable[[], object]] = {
+            rows: make_call(layer, x, "forward") for rows, layer in ours.items() if rows not in too_large
+        }
         rounds = self.sweep.most_rounds
         timings = time_interleaved({**calls, **gemm_calls()}, least_rounds=rounds, most_rounds=rounds)
-        rate, shares = gemm_rate(timings), {}
+        timings |= {rows: Timing(OUT_OF_MEMORY) for rows in too_large}
+        rate, found = gemm_rate(timings), []
         for rows, layer in ours.items():
             multiply_adds, seconds = layer.plan(length, BATCH).multiply_adds, timings[rows].median
-            shares[rows] = multiply_adds / seconds / rate
-            found = {"multiply_adds": multiply_adds, "gemm_rate": rate, "gemm_fraction": shares[rows]}
-            self.share.put([{**self.key(OURS, length, rows, BATCH, "forward"), **as_row(timings[rows]), **found}])
-        yield f"share of the GEMM rate, N={length:,}: " + ", ".join(f"K={rows} {100 * part:.0f} %" for rows, part in shares.items())
+            fraction = multiply_adds / seconds / rate if seconds and rate else None
+            point = {**self.key(OURS, length, rows, BATCH, "forward"), **as_row(timings[rows])}
+            found.append({**point, "multiply_adds": multiply_adds, "gemm_rate": rate, "gemm_fraction": fraction})
+        self.share.put(found)
+        percents = [f"K={row['projected_length']} {100 * row['gemm_fraction']:.0f} %" for row in found if row["gemm_fraction"]]
+        yield f"share of the GEMM rate, N={length:,}: {', '.join(percents) or OUT_OF_MEMORY}"
 
     def growth_is_timed(self, mode: Mode) -> bool:
         rows = [self.growth.get(**self.key(OURS, length, K, 1, mode)) for length in self.sweep.growth_lengths]

@@ -3,7 +3,6 @@
 python benchmarks/choices.py        # about two minutes; writes results/choices.csv
 """
 
-import csv
 import math
 import statistics
 from collections.abc import Callable
@@ -12,12 +11,13 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from linformer_kit import LinformerAttention
 from linformer_kit.bench.measure import MODES, Mode, hold_memory, make_call, seconds_of, time_interleaved
-from linformer_kit.bench.table import write_atomically
+from linformer_kit.bench.table import write_rows
 from linformer_kit.models import attention_linformer
 
 RESULT = Path(__file__).parent.parent / "results" / "choices.csv"
@@ -141,7 +141,9 @@ def allocator(projected_length: int, mode: Mode) -> dict[str, float]:
     return {answer: statistics.median(all_seconds) for answer, all_seconds in seconds.items()}
 
 
+@torch.no_grad()
 def main() -> None:
+    """Time the choices inside the layer beside what was not chosen."""
     medians = {question: medians_of(calls) for question, calls in questions().items()}
     with torch.enable_grad():
         medians |= {
@@ -157,15 +159,7 @@ def main() -> None:
         for question, answers in medians.items()
         for answer, seconds in answers.items()
     ]
-
-    def write(path: Path) -> None:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-
-    RESULT.parent.mkdir(exist_ok=True)
-    write_atomically(RESULT, write)
+    write_rows(RESULT, rows)
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*row.values())
@@ -173,5 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    typer.run(main)

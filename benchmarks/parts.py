@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import typer
 from rich.console import Console
-from rich.table import Table as RichTable
+from rich.table import Table
 from torch import Tensor
 
 from linformer_kit import LinformerAttention
 from linformer_kit.bench.measure import gemm_calls, gemm_rate, hold_memory, time_interleaved
-from linformer_kit.bench.table import Table
+from linformer_kit.bench.table import write_rows
 from linformer_kit.models.attention_linformer import QUERY_CHUNK
 from linformer_kit.models.multihead_linformer import softmax_attention
 
@@ -78,11 +79,11 @@ def per_head_parts(attention: LinformerAttention, x: Tensor, rows: int) -> list[
     ]
 
 
+@torch.no_grad()
 def main() -> None:
+    """Time the parts of a forward pass beside a GEMM."""
     hold_memory()
-    RESULT.unlink(missing_ok=True)
-    table = Table(RESULT, ("layer", "part"), ("million multiply-adds", "milliseconds", "at the GEMM rate"))
-    x = torch.randn(BATCH, LENGTH, WIDTH)
+    x, found = torch.randn(BATCH, LENGTH, WIDTH), []
     for rows, query_parts in ((32, folded_parts), (128, per_head_parts)):
         attention = LinformerAttention(WIDTH, HEADS, max_length=LENGTH, projected_length=rows).eval()
         plan = attention.plan(LENGTH, BATCH)
@@ -92,24 +93,22 @@ def main() -> None:
         timings = time_interleaved(calls, budget_seconds=30, most_rounds=75)
         rate = gemm_rate(timings)
         assert rate is not None
-        table.put(
-            [
-                {
-                    "layer": f"K={rows}, {plan.queries}",
-                    "part": part.name,
-                    "million multiply-adds": f"{part.multiply_adds / 1e6:.0f}",
-                    "milliseconds": f"{1e3 * (timings[part.name].median or 0):.2f}",
-                    "at the GEMM rate": f"{1e3 * part.multiply_adds / rate:.2f}",
-                }
-                for part in parts
-            ]
-        )
-    shown = RichTable(*table.keys, *table.values)
-    for row in table.rows():
-        shown.add_row(*row.values())
-    Console().print(shown)
+        found += [
+            {
+                "layer": f"K={rows}, {plan.queries}",
+                "part": part.name,
+                "million multiply-adds": f"{part.multiply_adds / 1e6:.0f}",
+                "milliseconds": f"{1e3 * (timings[part.name].median or 0):.2f}",
+                "at the GEMM rate": f"{1e3 * part.multiply_adds / rate:.2f}",
+            }
+            for part in parts
+        ]
+    write_rows(RESULT, found)
+    table = Table(*found[0])
+    for row in found:
+        table.add_row(*row.values())
+    Console().print(table)
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    typer.run(main)

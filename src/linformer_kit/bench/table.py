@@ -5,7 +5,7 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 Row = dict[str, str]
@@ -22,6 +22,20 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def as_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]]) -> str:
+    """The text of a CSV file."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    """A table that is measured as a whole: replaced by a new one, never half of it."""
+    write_atomically(path, lambda part: part.write_text(as_csv(tuple(rows[0]), rows), encoding="utf-8"))
 
 
 def as_text(value: object) -> str:
@@ -79,11 +93,5 @@ class Table:
             if unknown:
                 raise KeyError(f"{self.path.name} has no column {', '.join(sorted(unknown))}")
             row.update({name: as_text(value) for name, value in new.items()})
-        write_atomically(self.path, lambda path: path.write_text(self._csv(), encoding="utf-8"))
-
-    def _csv(self) -> str:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.keys + self.values, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self._rows.values())
-        return text.getvalue()
+        text = as_csv(self.keys + self.values, self._rows.values())
+        write_atomically(self.path, lambda part: part.write_text(text, encoding="utf-8"))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .multihead_linformer import MultiHeadLayer, can_be_taken_apart, linear_into, softmax_attention
 from .projection_linformer import DenseProjection, Projection, real_tokens_first, scaled
-from .validation_linformer import boolean_mask, check_features, computed_dtype, names_its_options, positive_integer
+from .validation_linformer import boolean_mask, check_features, checked_options, computed_dtype, positive_integer
 
 # queries attended to at once when no gradient is wanted: what is computed for them stays in the processor's cache
 QUERY_CHUNK = 1024
@@ -119,7 +119,7 @@ class LinformerAttention(MultiHeadLayer):
     torch.Size([2, 4, 1000, 32])
     """
 
-    @names_its_options
+    @checked_options
     def __init__(
         self,
         embed_dim: int,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .multihead_linformer import MultiHeadLayer, softmax_attention
 from .projection_linformer import Projection, real_positions, real_tokens_first
-from .validation_linformer import boolean_mask, check_features, names_its_options, positive_integer
+from .validation_linformer import boolean_mask, check_features, checked_options, positive_integer
 
 # queries attended to at once, in whole blocks: enough for fast products, few enough to skip most of what they must not see
 QUERY_CHUNK = 128
@@ -116,7 +116,7 @@ class CausalLinformerAttention(MultiHeadLayer):
     [12, 4]
     """
 
-    @names_its_options
+    @checked_options
     def __init__(
         self,
         embed_dim: int,

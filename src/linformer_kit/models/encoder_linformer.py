@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention_linformer import LinformerAttention
 from .projection_linformer import Projection, make_projection
-from .validation_linformer import boolean, boolean_mask, check_features, choice, names_its_options, positive_integer, probability
+from .validation_linformer import boolean, boolean_mask, check_features, checked_options, choice, positive_integer, probability
 
 FEED_FORWARDS = ("gelu", "relu", "gated", "none")
 
@@ -78,7 +78,7 @@ class LinformerEncoder(nn.Module):
     weights, `feed_forward_dropout` inside and behind the feed-forward. Pre-norm stacks end with a norm of their own.
     """
 
-    @names_its_options
+    @checked_options
     def __init__(
         self,
         embed_dim: int,

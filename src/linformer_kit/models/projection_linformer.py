@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .validation_linformer import boolean, choice, names_its_options, positive_integer
+from .validation_linformer import boolean, checked_options, choice, positive_integer
 
 PROJECTIONS = ("linear", "dynamic", "conv", "mean", "max", "random", "none")
 SHARINGS = ("none", "headwise", "kv", "layerwise")
@@ -369,7 +369,7 @@ def check_projection_options(projection: str, max_length: int, projected_length:
         )
 
 
-@names_its_options
+@checked_options
 def make_projection(
     projection: str = "linear",
     *,

@@ -14,7 +14,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def names_its_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def checked_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Let `function` refuse a keyword it does not take with an error that lists those it does, and the nearest of them.
 
     Numbers of other kinds reach it as Python's: NumPy's would overflow in a product, or stop a compiler.
