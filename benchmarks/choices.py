@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from linformer_kit import LinformerAttention
@@ -144,7 +145,7 @@ def allocator(projected_length: int, mode: Mode) -> dict[str, float]:
 @torch.no_grad()
 def main() -> None:
     """Time the choices inside the layer beside what was not chosen."""
-    medians = {question: medians_of(calls) for question, calls in questions().items()}
+    medians = {question: medians_of(calls) for question, calls in track(questions().items(), "Timing the choices")}
     with torch.enable_grad():
         medians |= {
             f"memory, N={LONG:,}, K={rows}, {mode}": allocator(rows, mode) for rows, mode in zip((32, 128), MODES, strict=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
@@ -84,7 +85,7 @@ def main() -> None:
     """Time the parts of a forward pass beside a GEMM."""
     hold_memory()
     x, found = torch.randn(BATCH, LENGTH, WIDTH), []
-    for rows, query_parts in ((32, folded_parts), (128, per_head_parts)):
+    for rows, query_parts in track([(32, folded_parts), (128, per_head_parts)], "Timing the parts"):
         attention = LinformerAttention(WIDTH, HEADS, max_length=LENGTH, projected_length=rows).eval()
         plan = attention.plan(LENGTH, BATCH)
         whole = Part("all of it", plan.multiply_adds, lambda attention=attention: attention(x))
