@@ -1,9 +1,11 @@
 """Transformers over long sequences at linear cost.
 
-Names load on first use, so that `import linformer_kit` is quick.
+Names load on first use, so that `import linformer_kit` is quick. As soon as transformers is imported too, in whichever
+order, its Auto classes and pipelines know the models.
 """
 
-from importlib import import_module
+import sys
+from importlib import abc, import_module, util
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -16,22 +18,78 @@ _HOMES = {
     "CausalCache": "models.causal_linformer",
     "LinformerEncoder": "models.encoder_linformer",
     "make_projection": "models.projection_linformer",
+    "LinformerConfig": "models.configuration_linformer",
+    "LinformerCache": "models.cache_linformer",
+    "LinformerModel": "models.modeling_linformer",
+    "LinformerForMaskedLM": "models.modeling_linformer",
+    "LinformerForSequenceClassification": "models.modeling_linformer",
+    "LinformerForTokenClassification": "models.modeling_linformer",
+    "LinformerForQuestionAnswering": "models.modeling_linformer",
+    "LinformerForCausalLM": "models.modeling_linformer",
+    "LinformerForConditionalGeneration": "models.modeling_linformer_seq2seq",
 }
+# the modules that import transformers
+_OF_TRANSFORMERS = tuple(f"{__name__}.models.{kind}_linformer" for kind in ("auto", "cache", "configuration", "modeling"))
 
 if TYPE_CHECKING:  # the same names again, where type checkers and editors look for them
     from .models.attention_linformer import LinformerAttention as LinformerAttention
     from .models.attention_linformer import Plan as Plan
+    from .models.cache_linformer import LinformerCache as LinformerCache
     from .models.causal_linformer import CausalCache as CausalCache
     from .models.causal_linformer import CausalLinformerAttention as CausalLinformerAttention
+    from .models.configuration_linformer import LinformerConfig as LinformerConfig
     from .models.encoder_linformer import LinformerEncoder as LinformerEncoder
+    from .models.modeling_linformer import LinformerForCausalLM as LinformerForCausalLM
+    from .models.modeling_linformer import LinformerForMaskedLM as LinformerForMaskedLM
+    from .models.modeling_linformer import LinformerForQuestionAnswering as LinformerForQuestionAnswering
+    from .models.modeling_linformer import LinformerForSequenceClassification as LinformerForSequenceClassification
+    from .models.modeling_linformer import LinformerForTokenClassification as LinformerForTokenClassification
+    from .models.modeling_linformer import LinformerModel as LinformerModel
+    from .models.modeling_linformer_seq2seq import LinformerForConditionalGeneration as LinformerForConditionalGeneration
     from .models.projection_linformer import make_projection as make_projection
 
 
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    home = f"{__name__}.{_HOMES[name]}"
+    if home.startswith(_OF_TRANSFORMERS):
+        _register()
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+def _register() -> None:
+    """Make the models known to the Auto classes."""
+    import_module(".models.auto_linformer", __name__)
+
+
+class _WhenTransformersIsImported(abc.MetaPathFinder):
+    """Registers the models right after the first import of transformers, which is slow and not for us to ask for."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != "transformers":
+            return None
+        sys.meta_path.remove(self)
+        spec = util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module):
+            execute(module)
+            # unless our own modules are what imports it: they are not complete yet, and registered by `__getattr__`
+            if not any(name.startswith(_OF_TRANSFORMERS) for name in sys.modules):
+                _register()
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if "transformers" in sys.modules:
+    _register()
+else:
+    sys.meta_path.insert(0, _WhenTransformersIsImported())

@@ -297,7 +297,7 @@ class LinformerAttention(MultiHeadLayer):
         def attend(x_BLC: Tensor, examples: slice = slice(None), out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
             query_BHLD = self.query(x_BLC).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             rows = (keys_BHKD[examples], values_BHKD[examples], None if present is None else present[examples])
-            heads_BHLD, weights = softmax_attention(query_BHLD, *rows, self._dropout_now(), need_weights)
+            heads_BHLD, weights = softmax_attention(query_BHLD, *rows, self._dropout_now(), need_weights, self.fused)
             heads_BLF = heads_BHLD.transpose(1, 2).flatten(2)
             return self.output(heads_BLF) if out is None else linear_into(out, self.output, heads_BLF), weights
 

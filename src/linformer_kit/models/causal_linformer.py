@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .multihead_linformer import MultiHeadLayer, softmax_attention
-from .projection_linformer import Projection, real_positions, real_tokens_first
+from .projection_linformer import NoProjection, Projection, real_positions, real_tokens_first
 from .validation_linformer import boolean_mask, check_features, checked_options, positive_integer
 
 # queries attended to at once, in whole blocks: enough for fast products, few enough to skip most of what they must not see
@@ -193,12 +193,18 @@ class CausalLinformerAttention(MultiHeadLayer):
                 )
             seen = cache.seen if isinstance(new, int) else cache.seen + torch.zeros_like(new)
             tokens = Tokens(*append_rows(cache.open, tokens, seen % self.block_length, new))
-        summaries = self._summarise(projection, tokens.x_BPC)
-        if cache is not None:
-            before, after = seen // self.block_length, (seen + new) // self.block_length
-            summaries = Summaries(*append_rows(cache.summaries, summaries, before * slots, (after - before) * slots))
+        if cache is not None and tokens.x_BPC.shape[1] < self.block_length:  # no block is finished by these tokens
+            summaries = cache.summaries
+        else:
+            summaries = self._summarise(projection, tokens)
+            if cache is not None:
+                before, after = seen // self.block_length, (seen + new) // self.block_length
+                summaries = Summaries(*append_rows(cache.summaries, summaries, before * slots, (after - before) * slots))
 
-        heads_BTF, weights = self._attend(self.query(x), tokens, summaries, seen, slots, need_weights)
+        if isinstance(projection, NoProjection) and cache is None and self.fused and not need_weights:
+            heads_BTF, weights = self._attend_to_all(self.query(x), tokens), None
+        else:
+            heads_BTF, weights = self._attend(self.query(x), tokens, summaries, seen, slots, need_weights)
         output = self.output(heads_BTF)
         if mask is not None:  # back to where the tokens stood
             batch_B1, place_BT = torch.arange(x.shape[0], device=x.device)[:, None], order_BT.argsort(dim=1)
@@ -209,12 +215,15 @@ class CausalLinformerAttention(MultiHeadLayer):
                 )
                 on_tokens = on_tokens.movedim(-1, 1)[batch_B1, place_BT].movedim(1, -1)
                 weights = torch.cat([on_summaries, on_tokens], dim=-1).transpose(1, 2)
-        return output, weights, self._keep(summaries, tokens, seen, seen + new, slots) if keep else None
+        return output, weights, self._keep(cache, summaries, tokens, seen, seen + new, slots) if keep else None
 
-    def _summarise(self, projection: Projection, x_BPC: Tensor) -> Summaries:
+    def _summarise(self, projection: Projection, tokens: Tokens) -> Summaries:
         """`slots` rows for each finished block."""
-        batch, blocks = x_BPC.shape[0], x_BPC.shape[1] // self.block_length
-        blocks_XNC = x_BPC[:, : blocks * self.block_length].reshape(batch * blocks, self.block_length, self.embed_dim)
+        batch, blocks = tokens.x_BPC.shape[0], tokens.x_BPC.shape[1] // self.block_length
+        finished = blocks * self.block_length
+        if isinstance(projection, NoProjection):  # every token stands for itself, and has its keys and values already
+            return Summaries(tokens.keys_BPF[:, :finished], tokens.values_BPF[:, :finished])
+        blocks_XNC = tokens.x_BPC[:, :finished].reshape(batch * blocks, self.block_length, self.embed_dim)
         rows_XMKC = projection(blocks_XNC).rows_BMKC
 
         def rows(linear, rows_XMKC: Tensor) -> Tensor:
@@ -222,6 +231,18 @@ class CausalLinformerAttention(MultiHeadLayer):
             return features_XGKD.transpose(1, 2).reshape(batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
 
         return Summaries(rows(self.key, rows_XMKC[:, projection.of_keys()]), rows(self.value, rows_XMKC[:, projection.of_values()]))
+
+    def _attend_to_all(self, query_BTF: Tensor, tokens: Tokens) -> Tensor:
+        """What `_attend` gives where nothing is shortened and nothing came before, in one call: ordinary causal attention."""
+        query_BHTD = query_BTF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        heads_BHTD = F.scaled_dot_product_attention(
+            query_BHTD,
+            self._heads(tokens.keys_BPF),
+            self._heads(tokens.values_BPF),
+            is_causal=True,
+            dropout_p=self._dropout_now(),
+        )
+        return heads_BHTD.transpose(1, 2).flatten(2)
 
     def _attend(self, query_BTF: Tensor, tokens: Tokens, summaries: Summaries, seen: Count, slots: int, need_weights: bool):
         """Each chunk of queries against the summaries before it and the tokens around it; `seen` tokens came before all of them."""
@@ -242,16 +263,18 @@ class CausalLinformerAttention(MultiHeadLayer):
         ):
             query_BHQD = query_BQF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             before = (seen + after - 1) // block * slots if isinstance(seen, int) else all_summaries
-            visible_XQK = visible(
-                as_column(seen, device) + torch.arange(first, after, device=device),
-                first_token_X1 + torch.arange(low, high, device=device),
-                torch.arange(before, device=device) // slots,
-                block,
-            )
+            visible_X1QK = None
+            if length > 1 or not isinstance(seen, int):  # a single new token sees all there is
+                visible_X1QK = visible(
+                    as_column(seen, device) + torch.arange(first, after, device=device),
+                    first_token_X1 + torch.arange(low, high, device=device),
+                    torch.arange(before, device=device) // slots,
+                    block,
+                )[:, None]
             keys_BHKD = self._heads(torch.cat([summaries.keys_BSF[:, :before], token_keys_BPF], dim=1))
             values_BHKD = self._heads(torch.cat([summaries.values_BSF[:, :before], token_values_BPF], dim=1))
             heads_BHQD, weights_BHQK = softmax_attention(
-                query_BHQD, keys_BHKD, values_BHKD, visible_XQK[:, None], self._dropout_now(), need_weights
+                query_BHQD, keys_BHKD, values_BHKD, visible_X1QK, self._dropout_now(), need_weights, self.fused
             )
             outputs.append(heads_BHQD.transpose(1, 2).flatten(2))
             if weights_BHQK is not None:  # in the columns of all summaries and all tokens
@@ -264,7 +287,9 @@ class CausalLinformerAttention(MultiHeadLayer):
         """(B, K, F) to (B, H, K, D)."""
         return self._for_every_head(features_BKF.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2))
 
-    def _keep(self, summaries: Summaries, tokens: Tokens, seen_before: Count, seen: Count, slots: int) -> CausalCache:
+    def _keep(
+        self, cache: CausalCache | None, summaries: Summaries, tokens: Tokens, seen_before: Count, seen: Count, slots: int
+    ) -> CausalCache:
         """The summaries of finished blocks and the tokens of the open one; copies, which do not keep the whole input alive."""
         blocks, still_open = seen // self.block_length, seen % self.block_length
         first_open = (blocks - seen_before // self.block_length) * self.block_length
@@ -275,8 +300,10 @@ class CausalLinformerAttention(MultiHeadLayer):
             batch_B1 = torch.arange(len(still_open), device=still_open.device)[:, None]
             # examples with a shorter open block fill up with rows that nothing will see
             kept = Tokens(*(rows[batch_B1, place_BP.clamp(max=rows.shape[1] - 1)] for rows in tokens))
-        most = (blocks if isinstance(blocks, int) else int(blocks.max())) * slots
-        return CausalCache(Summaries(*(rows[:, :most].clone() for rows in summaries)), kept, seen, self._sizes(slots))
+        if cache is None or summaries is not cache.summaries:
+            most = (blocks if isinstance(blocks, int) else int(blocks.max())) * slots
+            summaries = Summaries(*(rows[:, :most].clone() for rows in summaries))
+        return CausalCache(summaries, kept, seen, self._sizes(slots))
 
     def _sizes(self, slots: int) -> dict[str, int]:
         """What another layer must have in common to go on with a cache of this one."""

@@ -15,16 +15,22 @@ from .validation_linformer import boolean, positive_integer, probability
 
 
 def softmax_attention(
-    query: Tensor, keys: Tensor, values: Tensor, present: Tensor | None, dropout: float, need_weights: bool
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    present: Tensor | None,
+    dropout: float,
+    need_weights: bool,
+    fused: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """`softmax(query keysᵀ / √D) values` over (..., L, D) and (..., K, D); the weights, before dropout, on request."""
-    if not need_weights:  # the same line, fused: the L × K weights are never stored
+    if fused and not need_weights:  # the same lines as below, but the L × K weights are never stored
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=present, dropout_p=dropout), None
     scores = query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])
     if present is not None:
         scores = scores.masked_fill(~present, -torch.inf)
     weights = scores.softmax(dim=-1).to(values.dtype)
-    return F.dropout(weights, dropout) @ values, weights
+    return F.dropout(weights, dropout) @ values, weights if need_weights else None
 
 
 def can_be_taken_apart(linear: nn.Module) -> bool:
@@ -50,6 +56,8 @@ def linear_into(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
 
 class MultiHeadLayer(nn.Module):
     """What all our attentions share: W_Q, W_K, W_V, W_O, the sizes of heads, and one projection, owned or handed in."""
+
+    fused: bool = True  # False: attention weights are stored on the way, as in the paper's baseline
 
     def __init__(
         self,
@@ -109,6 +117,13 @@ class MultiHeadLayer(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
+
+    def resize(self, max_length: int) -> None:
+        """Let E and F reach over `max_length` tokens: see `Projection.resized`."""
+        if self.projection is not None:
+            self.projection = self.projection.resized(max_length)
+        elif self.needed is not None:
+            self.needed["max_length"] = max_length
 
     def _projection(self, handed_in: Projection | None) -> Projection:
         """The projection to use: this layer's own, or under `sharing="layerwise"` the one handed in."""

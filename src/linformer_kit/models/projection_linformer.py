@@ -9,7 +9,7 @@ and `lengths_B` says how many there are (None: all N are real).
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,11 @@ def root_of_ratio(whole: Tensor, part: Tensor) -> Tensor:
     return torch.where(some, whole, 1).sqrt() / torch.where(some, part, 1).sqrt()  # the ratio itself may be too large
 
 
+def repeated_rows(rows: Tensor, count: int) -> Tensor:
+    """The first `count` rows, beginning again from the first when there are no more."""
+    return rows.detach()[torch.arange(count, device=rows.device) % rows.shape[0]]
+
+
 def scaled(rows: Tensor, scale: Tensor) -> Tensor:
     """`rows · scale` in the dtype of the rows, but multiplied in that of the scale: float16 may not hold it."""
     return (rows * scale).to(rows.dtype)
@@ -73,7 +78,7 @@ class Projection(nn.Module):
 
     matrices: int = 1  # 1: E = F; 2: E and F; 2G: E and F per key-value head
     max_length: int | None = None  # None: any length
-    made_with: dict[str, object] | None = None  # the options of `make_projection`; None for one that was built otherwise
+    made_with: dict[str, Any] | None = None  # the options of `make_projection`; None for one that was built otherwise
 
     def check_length(self, length: int) -> None:
         """Refuse more tokens than there are rows in E."""
@@ -94,6 +99,29 @@ class Projection(nn.Module):
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
+
+    def resized(self, max_length: int) -> "Projection":
+        """The same projection for inputs of up to `max_length` tokens.
+
+        E loses its last rows, or grows by repeating its rows from the first: inputs of the old length keep their keys and
+        values, unless `rescale` measures them by the longer columns. Windows of `conv` are stretched or shrunk, their means
+        kept. What takes any length stays as it is.
+        """
+        assert self.made_with is not None
+        built = make_projection(**{**self.made_with, "num_kv_heads": max(1, self.matrices // 2), "max_length": max_length})
+        for old, new in zip(self.tensors(), built.tensors(), strict=True):
+            with torch.no_grad():
+                new.data = self.stretched(old, max_length).to(device=old.device, dtype=old.dtype)
+            new.requires_grad_(old.requires_grad)
+        return built.train(self.training)
+
+    def tensors(self) -> list[Tensor]:
+        """Parameters and buffers."""
+        return [*self.parameters(), *self.buffers()]
+
+    def stretched(self, weight: Tensor, max_length: int) -> Tensor:
+        """A parameter as it is after `resized`."""
+        return weight.detach().clone()
 
     def of_keys(self) -> slice:
         """Which of the M matrices are E."""
@@ -161,6 +189,9 @@ class LinearProjection(DenseProjection):
         means_NK = in_segment_NK / in_segment_NK.sum(dim=0).clamp(min=1)
         with torch.no_grad():
             self.weight.normal_(std=0.1 * math.sqrt(projected_length) / length).add_(means_NK[:, None])
+
+    def stretched(self, weight: Tensor, max_length: int) -> Tensor:
+        return repeated_rows(weight, max_length)
 
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
         length = x_BNC.shape[1]
@@ -238,6 +269,12 @@ class ConvProjection(Projection):
         # means plus a little noise, as in LinearProjection
         with torch.no_grad():
             self.weight.normal_(std=0.1 / self.window).add_(1 / self.window)
+
+    def stretched(self, weight: Tensor, max_length: int) -> Tensor:
+        assert self.made_with is not None
+        window = -(-max_length // self.made_with["projected_length"])
+        taps_MCW = nn.functional.interpolate(weight.detach().transpose(1, 2), size=window, mode="linear", align_corners=False)
+        return taps_MCW.transpose(1, 2) * (self.window / window)
 
     def rows(self, length: int) -> int:
         return -(-length // self.window)

@@ -3,7 +3,7 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
@@ -115,6 +115,11 @@ def computed_dtype(weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(weight.device.type) if is_cast else weight.dtype
 
 
+def can_read_values(tensor: Tensor) -> bool:
+    """Whether decisions may depend on what a tensor holds: it would break a compiled graph, and a meta tensor has nothing."""
+    return not (torch.compiler.is_compiling() or tensor.is_meta)
+
+
 def boolean_mask(name: str, mask: Any, x: Tensor) -> Tensor:
     """`mask` as a boolean (batch, length) tensor for `x`; integers 0 and 1 are accepted, as tokenizers give them."""
     if not isinstance(mask, Tensor):
@@ -130,9 +135,85 @@ def boolean_mask(name: str, mask: Any, x: Tensor) -> Tensor:
         return mask
     if mask.is_floating_point() or mask.is_complex():
         raise ValueError(f"{name} is {mask.dtype}; it must be boolean, or integers 0 and 1: use mask.bool()")
-    # reading values would break a compiled graph, and a meta tensor has none
-    if not (torch.compiler.is_compiling() or mask.is_meta) and bool(((mask != 0) & (mask != 1)).any()):
+    if can_read_values(mask) and bool(((mask != 0) & (mask != 1)).any()):
         raise ValueError(
             f"{name} holds integers from {int(mask.min())} to {int(mask.max())}; only 0 (padding) and 1 (a real token) are allowed"
         )
     return mask.bool()
+
+
+def check_integers(name: str, ids: Any, shape: str) -> None:
+    """Refuse anything but a tensor of integers."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"{name} is a {type(ids).__name__}; it must be a tensor of shape {shape}")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(f"{name} is {ids.dtype}; it must hold integers, of shape {shape}")
+
+
+def check_indices(name: str, ids: Any, count: int) -> None:
+    """Refuse indices outside 0 … count - 1, by their value: on some devices they would end the process instead."""
+    check_integers(name, ids, "(batch, length)")
+    if can_read_values(ids) and ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < count):
+        raise ValueError(
+            f"{name} holds values from {int(ids.min())} to {int(ids.max())}; only 0 … {count - 1} are allowed: "
+            "use the tokenizer the model was made for, or build the model for more"
+        )
+
+
+def check_ids(name: str, ids: Any, vocabulary: int) -> None:
+    """Refuse anything but (batch, length) indices into the vocabulary, at least one."""
+    check_integers(name, ids, "(batch, length)")
+    if ids.dim() != 2 or 0 in ids.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(ids.shape)}; it must be (batch, length) with at least one example and one token"
+        )
+    if can_read_values(ids) and not (0 <= int(ids.min()) and int(ids.max()) < vocabulary):
+        raise ValueError(
+            f"{name} holds ids from {int(ids.min())} to {int(ids.max())} but the vocabulary has {vocabulary}; "
+            f"use the tokenizer the model was made for, or model.resize_token_embeddings(...)"
+        )
+
+
+def check_embedded(name: str, x: Any, width: int) -> None:
+    """Refuse anything but (batch, length, width) embeddings, at least one."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor of shape (batch, length, {width})")
+    if x.dim() != 3 or x.shape[-1] != width or 0 in x.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}; it must be (batch, length, {width}) with at least one example and one token"
+        )
+
+
+def padding_mask(name: str, mask: Any, shape: Sequence[int], device: torch.device, allow_empty: bool = False) -> Tensor | None:
+    """`mask` as a boolean (batch, length) tensor, or None if all tokens are real; an example without any is refused."""
+    mask = boolean_mask(name, mask, torch.empty((), device=device).expand(*shape))
+    if not can_read_values(mask):
+        return mask
+    if not allow_empty and not bool(mask.any(dim=1).all()):
+        empty = (~mask.any(dim=1)).nonzero().flatten().tolist()
+        raise ValueError(f"{name} has no real token in examples {empty}: drop them, or give each at least one token")
+    return None if bool(mask.all()) else mask
+
+
+def check_classes(name: str, labels: Any, logits: Tensor, ignored: int = -100) -> None:
+    """Refuse labels that are not classes of the last dimension of `logits`, one for each row; `ignored` is allowed."""
+    check_integers(name, labels, str(tuple(logits.shape[:-1])))
+    classes = logits.shape[-1]
+    if labels.numel() != logits[..., 0].numel():
+        raise ValueError(f"{name} has shape {tuple(labels.shape)}; it must be {tuple(logits.shape[:-1])}")
+    if can_read_values(labels):
+        wrong = labels[((labels < 0) | (labels >= classes)) & (labels != ignored)]
+        if wrong.numel():
+            raise ValueError(
+                f"{name} holds {int(wrong[0])}; only 0 … {classes - 1} are allowed, or {ignored} where nothing is to be predicted"
+            )
+
+
+def check_spans(start_positions: Any, end_positions: Any, batch: int) -> None:
+    """Refuse positions of answers that are not one non-negative integer per example."""
+    for name, positions in (("start_positions", start_positions), ("end_positions", end_positions)):
+        check_integers(name, positions, "(batch,)")
+        if positions.numel() != batch:
+            raise ValueError(f"{name} has shape {tuple(positions.shape)}; it must be ({batch},), one position per example")
+        if can_read_values(positions) and int(positions.min()) < 0:
+            raise ValueError(f"{name} holds {int(positions.min())}; a position is 0 or more, beyond the input to be ignored")

@@ -1,0 +1,37 @@
+"""Importing this module makes the models known to the Auto classes of transformers, and so to pipelines."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from .configuration_linformer import LinformerConfig
+from .modeling_linformer import (
+    LinformerForCausalLM,
+    LinformerForMaskedLM,
+    LinformerForQuestionAnswering,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+    LinformerModel,
+)
+from .modeling_linformer_seq2seq import LinformerForConditionalGeneration
+
+MODELS = {
+    AutoModel: LinformerModel,
+    AutoModelForMaskedLM: LinformerForMaskedLM,
+    AutoModelForSequenceClassification: LinformerForSequenceClassification,
+    AutoModelForTokenClassification: LinformerForTokenClassification,
+    AutoModelForQuestionAnswering: LinformerForQuestionAnswering,
+    AutoModelForCausalLM: LinformerForCausalLM,
+    AutoModelForSeq2SeqLM: LinformerForConditionalGeneration,
+}
+
+AutoConfig.register("linformer", LinformerConfig, exist_ok=True)
+for auto_class, model_class in MODELS.items():
+    auto_class.register(LinformerConfig, model_class, exist_ok=True)

@@ -1,0 +1,181 @@
+"""LinformerConfig: everything a model is built from, by the names Hugging Face uses."""
+
+from dataclasses import fields
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import GenerationConfig
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
+
+from .projection_linformer import check_projection_options
+from .validation_linformer import choice, nearest_of, positive_integer, probability
+
+POSITIONS = ("learned", "sinusoidal", "none")
+DECODER_ATTENTIONS = ("full", "causal")
+POOLINGS = ("mean", "first")
+# what Hugging Face itself passes or stores beside the fields of a configuration
+OF_HUGGING_FACE = {
+    *("num_labels", "name_or_path", "model_type", "torch_dtype", "attn_implementation", "experts_implementation"),
+    *("output_attentions", "per_layer_config", "auto_map", "custom_pipelines", "quantization_config", "tokenizer_class"),
+    *("is_encoder_decoder", "finetuning_task", "task_specific_params", "use_return_dict", "tie_last_hidden_states"),
+}
+
+logger = logging.get_logger(__name__)
+
+
+@strict
+class LinformerConfig(PreTrainedConfig):
+    """What a Linformer is built from.
+
+    >>> LinformerConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, projected_length=64).sharing
+    'headwise'
+    >>> LinformerConfig(projected_lenght=64)
+    Traceback (most recent call last):
+    ...
+    TypeError: LinformerConfig has no field 'projected_lenght'; did you mean 'projected_length'?
+
+    - `vocab_size`, `hidden_size`, `num_hidden_layers`, `num_attention_heads`, `num_key_value_heads`, `head_dim`,
+      `intermediate_size`, `hidden_act`, `max_position_embeddings`, `type_vocab_size` (0: no token types): the sizes.
+    - `projection`: "linear", "dynamic", "conv", "mean", "max", "random", or "none" for ordinary attention.
+    - `projected_length`: how many rows keys and values are shortened to; one number, or one for each layer.
+    - `sharing`: which E and F are the same: "none", "headwise", "kv" or "layerwise". `rescale`: for short inputs.
+    - `position_embedding`: "learned", "sinusoidal" or "none". `norm_first`: norms before attention, or after as in BERT.
+    - `hidden_dropout_prob`, `attention_probs_dropout_prob`, `classifier_dropout`; `classifier_pooling`: "mean" over the real
+      tokens, or "first".
+    - Decoders: `decoder_attention` "causal" (blocks of `block_length` tokens, each shortened to `slots` rows once finished)
+      or "full"; `num_decoder_layers` of the encoder-decoder, by default as many as `num_hidden_layers`.
+    - `is_decoder`, `add_cross_attention` and `is_encoder_decoder` are set by the models themselves.
+    """
+
+    model_type = "linformer"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 — as in every configuration of transformers
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+
+    projection: str = "linear"
+    projected_length: int | list[int] = 128
+    sharing: str = "headwise"
+    rescale: bool = False
+    position_embedding: str = "learned"
+    norm_first: bool = True
+
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    classifier_dropout: float | int | None = None
+    classifier_pooling: str = "mean"
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+
+    num_decoder_layers: int | None = None
+    decoder_attention: str = "causal"
+    block_length: int = 128
+    slots: int = 4
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+    use_cache: bool = True
+
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    decoder_start_token_id: int | None = None
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **others: Any):
+        names = [field.name for field in fields(self)]
+        for name in others:
+            if not is_of_hugging_face(name):
+                hint = nearest_of(name, names) or f"; it has {', '.join(names)}"
+                raise TypeError(f"LinformerConfig has no field {name!r}{hint}")
+        super().__post_init__(**others)
+        self.check()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
+        """As always; but what a later version of transformers may have stored is kept, unless it looks like a misspelt field."""
+        names = [field.name for field in fields(cls)]
+        unknown = [
+            name for name in config_dict if name not in names and not is_of_hugging_face(name) and not nearest_of(name, names)
+        ]
+        if unknown:
+            logger.warning(f"these keys of the configuration mean nothing to a Linformer and are kept as they are: {unknown}")
+        result = super().from_dict({name: value for name, value in config_dict.items() if name not in unknown}, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        for name in unknown:
+            setattr(config, name, config_dict[name])
+        return result
+
+    def check(self) -> None:
+        """Refuse values that mean nothing, or contradict each other, with the reason. Models check again when they are built."""
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            positive_integer(name, getattr(self, name))
+        for name in ("max_position_embeddings", "block_length", "slots"):
+            positive_integer(name, getattr(self, name))
+        for name in ("num_key_value_heads", "head_dim", "num_decoder_layers"):
+            if getattr(self, name) is not None:
+                positive_integer(name, getattr(self, name))
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+            if getattr(self, name) is not None:
+                probability(name, getattr(self, name))
+        choice("position_embedding", self.position_embedding, POSITIONS)
+        choice("decoder_attention", self.decoder_attention, DECODER_ATTENTIONS)
+        choice("classifier_pooling", self.classifier_pooling, POOLINGS)
+        choice("hidden_act", self.hidden_act, ACT2FN)
+        for length in self.projected_lengths:
+            check_projection_options(self.projection, self.max_position_embeddings, length, self.sharing, self.rescale)
+        self._check_heads()
+        if self.type_vocab_size < 0:
+            raise ValueError(f"type_vocab_size is {self.type_vocab_size}; it must be 0 (no token types) or more")
+        if self.slots > self.block_length:
+            raise ValueError(
+                f"slots={self.slots} is more than block_length={self.block_length}: a finished block is shortened to `slots` "
+                "rows; choose fewer slots, or longer blocks"
+            )
+        for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < self.vocab_size:
+                raise ValueError(f"{name} is {value} but vocab_size is {self.vocab_size}; choose one of 0 … {self.vocab_size - 1}")
+
+    def _check_heads(self) -> None:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}; "
+                "choose sizes that divide, or give head_dim yourself"
+            )
+        if self.num_key_value_heads is not None and self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not divisible by num_key_value_heads="
+                f"{self.num_key_value_heads}: each key-value head serves the same number of heads"
+            )
+
+    @property
+    def projected_lengths(self) -> list[int]:
+        """K of every layer."""
+        if not isinstance(self.projected_length, list):
+            return [self.projected_length] * self.num_hidden_layers
+        if len(self.projected_length) != self.num_hidden_layers:
+            raise ValueError(
+                f"projected_length has {len(self.projected_length)} numbers but num_hidden_layers is {self.num_hidden_layers}; "
+                "give one number, or one per layer"
+            )
+        if self.sharing == "layerwise" and len(set(self.projected_length)) > 1:
+            raise ValueError(
+                f"projected_length is {self.projected_length} with sharing='layerwise': one matrix for all layers has one "
+                "projected length; give a single number, or share less, with sharing='kv'"
+            )
+        return self.projected_length
+
+
+def is_of_hugging_face(name: str) -> bool:
+    """Whether a key beside our fields is one that transformers itself passes or stores."""
+    return name.startswith("_") or name in OF_HUGGING_FACE or name in GenerationConfig._get_default_generation_params()
