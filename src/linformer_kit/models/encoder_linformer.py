@@ -1,6 +1,6 @@
 """A stack of attention and feed-forward over features: (B, N, C) to (B, N, C)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -8,10 +8,36 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention_linformer import LinformerAttention
+from .multihead_linformer import linear_into
 from .projection_linformer import Projection, make_projection
-from .validation_linformer import boolean, boolean_mask, check_features, checked_options, choice, positive_integer, probability
+from .validation_linformer import (
+    boolean,
+    boolean_mask,
+    check_features,
+    checked_options,
+    choice,
+    computed_dtype,
+    positive_integer,
+    probability,
+)
 
 FEED_FORWARDS = ("gelu", "relu", "gated", "none")
+
+
+# rows at a time when no gradient is wanted: their inner features, the widest of a model, stay in the processor's cache
+ROWS = 512
+
+
+def feed_forward(x_BNC: Tensor, inner: nn.Linear, activation: Callable[[Tensor], Tensor], outer: nn.Linear) -> Tensor:
+    """`activation(X W_1 + b_1) W_2 + b_2`."""
+    rows_XC = x_BNC.flatten(0, -2)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or rows_XC.shape[0] <= ROWS:
+        return outer(activation(inner(x_BNC)))
+    output_XC = x_BNC.new_empty(rows_XC.shape[0], outer.out_features, dtype=computed_dtype(outer.weight))
+    for first in range(0, rows_XC.shape[0], ROWS):
+        rows = slice(first, first + ROWS)
+        linear_into(output_XC[rows], outer, activation(inner(rows_XC[rows])))
+    return output_XC.unflatten(0, x_BNC.shape[:-1])
 
 
 class FeedForward(nn.Module):
@@ -25,7 +51,9 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BNC: Tensor) -> Tensor:
-        inner = self.inner(x_BNC)
+        return self.dropout(feed_forward(x_BNC, self.inner, self._activation, self.outer))
+
+    def _activation(self, inner: Tensor) -> Tensor:
         match self.kind:
             case "gelu":
                 inner = F.gelu(inner)
@@ -34,7 +62,7 @@ class FeedForward(nn.Module):
             case _:
                 gate, inner = inner.chunk(2, dim=-1)
                 inner = F.gelu(gate) * inner
-        return self.dropout(self.outer(self.dropout(inner)))
+        return self.dropout(inner)
 
 
 class LinformerEncoderLayer(nn.Module):

@@ -30,6 +30,7 @@ from .attention_linformer import LinformerAttention
 from .cache_linformer import LinformerCache
 from .causal_linformer import CausalLinformerAttention
 from .configuration_linformer import LinformerConfig
+from .encoder_linformer import feed_forward
 from .projection_linformer import Projection, make_projection, repeated_rows
 from .validation_linformer import (
     can_read_values,
@@ -179,7 +180,7 @@ class LinformerFeedForward(nn.Module):
         self.outer = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x_BNC: Tensor) -> Tensor:
-        return self.outer(self.activation(self.inner(x_BNC)))
+        return feed_forward(x_BNC, self.inner, self.activation, self.outer)
 
 
 class Residual(nn.Module):
