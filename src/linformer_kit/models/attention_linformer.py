@@ -25,6 +25,7 @@ from .validation_linformer import boolean_mask, check_features, checked_options,
 
 # queries attended to at once when no gradient is wanted: what is computed for them stays in the processor's cache
 QUERY_CHUNK = 1024
+LONG = 2**20
 
 KeyOrder = Literal["sequence first", "features first"]
 QueryOrder = Literal["per head", "folded"]
@@ -50,6 +51,11 @@ class KeysValues(NamedTuple):
     keys_BGKD: Tensor
     values_BGKD: Tensor
     present_BK: Tensor | None  # False at rows that take no part in the softmax
+
+    def reorder(self, index_B: Tensor) -> "KeysValues":
+        """The rows of these examples of the batch, as beam search wants them."""
+        present_BK = None if self.present_BK is None else self.present_BK[index_B]
+        return KeysValues(self.keys_BGKD[index_B], self.values_BGKD[index_B], present_BK)
 
 
 def key_costs(projection: Projection, length: int, channels: int, features: int) -> dict[KeyOrder, int]:
@@ -82,6 +88,11 @@ def cheapest(costs: dict[Order, int]) -> Order:
     for order in others:
         best = order if costs[order] < costs[best] else best
     return best
+
+
+def number(length: int) -> int:
+    """`length`; in a graph exported for many lengths, which has one order for all of them, that of a long input."""
+    return length if isinstance(length, int) else LONG
 
 
 class Attend(Protocol):
@@ -252,13 +263,13 @@ class LinformerAttention(MultiHeadLayer):
         return Plan(keys, queries, batch * cost)
 
     def _key_order(self, projection: Projection, length: int) -> KeyOrder:
-        costs = key_costs(projection, length, self.embed_dim, self.num_kv_heads * self.head_dim)
+        costs = key_costs(projection, number(length), self.embed_dim, self.num_kv_heads * self.head_dim)
         if not (can_be_taken_apart(self.key) and can_be_taken_apart(self.value)):
             return "sequence first"
         return cheapest(costs)
 
     def _query_order(self, queries: int, rows: int) -> QueryOrder:
-        costs = query_costs(queries, rows, self.embed_dim, self.num_heads, self.head_dim)
+        costs = query_costs(number(queries), number(rows), self.embed_dim, self.num_heads, self.head_dim)
         if not (can_be_taken_apart(self.query) and can_be_taken_apart(self.output)):
             return "per head"
         return cheapest(costs)

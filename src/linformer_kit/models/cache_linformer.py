@@ -36,7 +36,7 @@ class LinformerCacheLayer(CacheLayerMixin):
         if self.past is not None:
             self.past = self.past.reorder(indices)
         if self.source is not None:
-            self.source = KeysValues(*(None if tensor is None else tensor[indices] for tensor in self.source))
+            self.source = self.source.reorder(indices)
 
     reorder_cache = batch_select_indices
 

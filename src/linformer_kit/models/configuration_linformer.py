@@ -104,6 +104,9 @@ class LinformerConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
         """As always; but what a later version of transformers may have stored is kept, unless it looks like a misspelt field."""
         names = [field.name for field in fields(cls)]
+        for name in kwargs:  # what is not a field may be an option of `from_pretrained`
+            if name not in names and (hint := nearest_of(name, names, cutoff=0.8)):
+                raise TypeError(f"LinformerConfig has no field {name!r}{hint}")
         unknown = [
             name for name in config_dict if name not in names and not is_of_hugging_face(name) and not nearest_of(name, names)
         ]

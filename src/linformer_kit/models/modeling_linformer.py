@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -31,9 +30,9 @@ from .cache_linformer import LinformerCache
 from .causal_linformer import CausalLinformerAttention
 from .configuration_linformer import LinformerConfig
 from .encoder_linformer import feed_forward
-from .projection_linformer import Projection, make_projection, repeated_rows
+from .multihead_linformer import MultiHeadLayer
+from .projection_linformer import Projection, at_least_float32, make_projection, repeated_rows
 from .validation_linformer import (
-    can_read_values,
     check_classes,
     check_embedded,
     check_ids,
@@ -64,8 +63,8 @@ class LinformerEmbeddings(nn.Module):
         """(B, N, C) embedded words, (B or 1, N) positions, (B, N) token types to (B, N, C)."""
         embedded_BNC = words_BNC
         if self.token_type_embeddings is not None:
-            types_1NC = self.token_type_embeddings.weight[0] if token_type_ids is None else self.token_type_embeddings(token_type_ids)
-            embedded_BNC = embedded_BNC + types_1NC
+            types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
+            embedded_BNC = embedded_BNC + self.token_type_embeddings(types)
         if self.position_embeddings is not None:
             embedded_BNC = embedded_BNC + self.position_embeddings(position_ids).to(embedded_BNC.dtype)
         return self.dropout(self.norm(embedded_BNC))
@@ -115,7 +114,7 @@ class LinformerSelfAttention(OfModel, LinformerAttention):
         super().__init__(**attention_sizes(config), **projection_options(config, config.projected_lengths[layer_idx]))
         self.config = config
 
-    def forward(self, x_BNC: Tensor, mask_BN, projection, past, need_weights):
+    def forward(self, x_BNC: Tensor, mask_BN, projection, past, need_weights):  # type: ignore[override]
         output = super().forward(x_BNC, mask=mask_BN, projection=projection, need_weights=need_weights)
         return output if need_weights else (output, None)
 
@@ -124,11 +123,10 @@ class LinformerCausalSelfAttention(OfModel, CausalLinformerAttention):
     """Of decoders: every token attends to its block up to itself, and to the rows that stand for the blocks before."""
 
     def __init__(self, config: LinformerConfig, layer_idx: int):
-        sizes = attention_sizes(config) | block_options(config)
-        super().__init__(**sizes)
+        super().__init__(**attention_sizes(config) | block_options(config))
         self.config = config
 
-    def forward(self, x_BNC: Tensor, mask_BN, projection, past, need_weights):
+    def forward(self, x_BNC: Tensor, mask_BN, projection, past, need_weights):  # type: ignore[override]
         before = None if past is None else past.past
         output, weights, after = self._advance(x_BNC, before, mask_BN, projection, need_weights, keep=past is not None)
         if past is not None:
@@ -144,7 +142,7 @@ class LinformerCrossAttention(OfModel, LinformerAttention):
         super().__init__(**attention_sizes(config), **projection_options(config, config.projected_lengths[layer_idx]))
         self.config = config
 
-    def forward(self, x_BNC: Tensor, source_BNC, mask_BN, projection, past, need_weights):
+    def forward(self, x_BNC: Tensor, source_BNC, mask_BN, projection, past, need_weights):  # type: ignore[override]
         kept = None if past is None else past.source
         source = self.project(source_BNC, mask_BN, projection) if kept is None else kept
         if past is not None:
@@ -163,11 +161,16 @@ def projection_options(config: LinformerConfig, projected_length: int) -> dict[s
 
 
 def block_options(config: LinformerConfig) -> dict[str, Any]:
-    """What E of a block of a decoder is; with "full" attention no block is shortened."""
+    """What E of the blocks of a decoder is; with "full" attention no block is shortened, and there is nothing to share."""
+    sizes = {"block_length": config.block_length, "slots": config.slots}
     if config.decoder_attention == "full":
-        sharing = "headwise" if config.sharing == "none" else config.sharing  # there is nothing to share
-        return {"projection": "none", "sharing": sharing, "block_length": config.block_length, "slots": config.slots}
-    return {"projection": config.projection, "sharing": config.sharing, "block_length": config.block_length, "slots": config.slots}
+        return {**sizes, "projection": "none", "sharing": "headwise"}
+    return {**sizes, "projection": config.projection}
+
+
+def shared_projection(attention: MultiHeadLayer) -> Projection | None:
+    """The projection of all layers like this one, under `sharing="layerwise"`."""
+    return None if attention.needed is None else make_projection(**attention.needed)
 
 
 class LinformerFeedForward(nn.Module):
@@ -302,22 +305,12 @@ class LinformerModel(LinformerPreTrainedModel):
                 "AutoModelForSeq2SeqLM, its encoder is then model.get_encoder()"
             )
         self.embeddings = LinformerEmbeddings(config)
-        self.layers = nn.ModuleList(LinformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers))
+        layers = [LinformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
         # what layers share has one owner, who hands it down
-        self.projection: Projection | None = None
-        self.source_projection: Projection | None = None
-        if config.sharing == "layerwise":
-            of_source = projection_options(config, config.projected_lengths[0])
-            of_blocks = block_options(config)
-            of_blocks = {
-                "projection": of_blocks["projection"],
-                "max_length": of_blocks["block_length"],
-                "projected_length": of_blocks["slots"],
-            }
-            width = {"embed_dim": config.hidden_size, "sharing": "layerwise"}
-            self.projection = make_projection(**width, **(of_blocks if config.is_decoder else of_source))
-            self.source_projection = make_projection(**width, **of_source) if config.add_cross_attention else None
+        self.projection = shared_projection(layers[0].attention)
+        self.source_projection = shared_projection(layers[0].cross_attention) if config.add_cross_attention else None
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -523,9 +516,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         super().__init__(config)
         self.model = LinformerModel(config)
         self.head = LinformerHead(config)
-        self.dropout = nn.Dropout(
-            config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-        )
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
@@ -575,7 +566,8 @@ def pooled(hidden_BNC: Tensor, attention_mask: Tensor | None, pooling: str) -> T
         batch_B = torch.arange(hidden_BNC.shape[0], device=hidden_BNC.device)
         return hidden_BNC[batch_B, real_BN.int().argmax(dim=1)]
     real_BN1 = real_BN[..., None]
-    return hidden_BNC.masked_fill(~real_BN1, 0).sum(dim=1) / real_BN1.sum(dim=1).to(hidden_BNC.dtype)
+    sums_BC = at_least_float32(hidden_BNC.masked_fill(~real_BN1, 0)).sum(dim=1)
+    return (sums_BC / real_BN1.sum(dim=1)).to(hidden_BNC.dtype)
 
 
 class LinformerForTokenClassification(LinformerPreTrainedModel):
@@ -589,9 +581,7 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
     def __init__(self, config: LinformerConfig):
         super().__init__(config)
         self.model = LinformerModel(config)
-        self.dropout = nn.Dropout(
-            config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-        )
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
@@ -614,9 +604,7 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
         if labels is not None:
             check_classes("labels", labels, logits)
             loss = self.loss_function(logits, labels, self.config, **kwargs)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 
 class LinformerForQuestionAnswering(LinformerPreTrainedModel):

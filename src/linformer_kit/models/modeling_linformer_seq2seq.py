@@ -97,13 +97,16 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         decoder_attention_mask: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: Any = None,
         labels: Tensor | None = None,
         past_key_values: LinformerCache | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """`labels` (B, T) is the target, -100 where there is nothing to predict; from it the decoder's inputs are made."""
+        """`labels` (B, T) is the target, -100 where there is nothing to predict; from it the decoder's inputs are made.
+
+        `encoder_outputs`, as the encoder gave them, spare encoding the source again.
+        """
         if labels is not None:
             use_cache = False if use_cache is None else use_cache
             if decoder_input_ids is None and decoder_inputs_embeds is None:

@@ -57,8 +57,6 @@ def linear_into(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
 class MultiHeadLayer(nn.Module):
     """What all our attentions share: W_Q, W_K, W_V, W_O, the sizes of heads, and one projection, owned or handed in."""
 
-    fused: bool = True  # False: attention weights are stored on the way, as in the paper's baseline
-
     def __init__(
         self,
         embed_dim: int,
@@ -117,6 +115,11 @@ class MultiHeadLayer(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
+
+    @property
+    def fused(self) -> bool:
+        """Whether softmax and products are one operation; otherwise the weights are stored on the way, as the paper's were."""
+        return True
 
     def resize(self, max_length: int) -> None:
         """Let E and F reach over `max_length` tokens: see `Projection.resized`."""

@@ -100,6 +100,9 @@ class Projection(nn.Module):
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
 
+    def reset_parameters(self) -> None:
+        """Fresh numbers, in place."""
+
     def resized(self, max_length: int) -> "Projection":
         """The same projection for inputs of up to `max_length` tokens.
 

@@ -42,9 +42,9 @@ def plain_number(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def nearest_of(value: Any, allowed: list[str]) -> str:
+def nearest_of(value: Any, allowed: list[str], cutoff: float = 0.6) -> str:
     """A hint at the one of `allowed` that comes close to `value`; empty if none does."""
-    nearest = difflib.get_close_matches(str(value), allowed, n=1)
+    nearest = difflib.get_close_matches(str(value), allowed, n=1, cutoff=cutoff)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
@@ -153,7 +153,7 @@ def check_integers(name: str, ids: Any, shape: str) -> None:
 def check_indices(name: str, ids: Any, count: int) -> None:
     """Refuse indices outside 0 … count - 1, by their value: on some devices they would end the process instead."""
     check_integers(name, ids, "(batch, length)")
-    if can_read_values(ids) and ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < count):
+    if can_read_values(ids) and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < count):
         raise ValueError(
             f"{name} holds values from {int(ids.min())} to {int(ids.max())}; only 0 … {count - 1} are allowed: "
             "use the tokenizer the model was made for, or build the model for more"
@@ -164,10 +164,8 @@ def check_ids(name: str, ids: Any, vocabulary: int) -> None:
     """Refuse anything but (batch, length) indices into the vocabulary, at least one."""
     check_integers(name, ids, "(batch, length)")
     if ids.dim() != 2 or 0 in ids.shape:
-        raise ValueError(
-            f"{name} has shape {tuple(ids.shape)}; it must be (batch, length) with at least one example and one token"
-        )
-    if can_read_values(ids) and not (0 <= int(ids.min()) and int(ids.max()) < vocabulary):
+        raise ValueError(f"{name} has shape {tuple(ids.shape)}; it must be (batch, length) with at least one example and one token")
+    if can_read_values(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
         raise ValueError(
             f"{name} holds ids from {int(ids.min())} to {int(ids.max())} but the vocabulary has {vocabulary}; "
             f"use the tokenizer the model was made for, or model.resize_token_embeddings(...)"
