@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .multihead_linformer import MultiHeadLayer, can_be_taken_apart, linear_into, softmax_attention
-from .projection_linformer import DenseProjection, Projection, real_tokens_first, scaled
+from .projection_linformer import DenseProjection, Projection, is_number, real_tokens_first, scaled
 from .validation_linformer import boolean_mask, check_features, checked_options, computed_dtype, positive_integer
 
 # queries attended to at once when no gradient is wanted: what is computed for them stays in the processor's cache
@@ -92,7 +92,7 @@ def cheapest(costs: dict[Order, int]) -> Order:
 
 def number(length: int) -> int:
     """`length`; in a graph exported for many lengths, which has one order for all of them, that of a long input."""
-    return length if isinstance(length, int) else LONG
+    return length if is_number(length) else LONG
 
 
 class Attend(Protocol):
@@ -213,6 +213,8 @@ class LinformerAttention(MultiHeadLayer):
         if mask is not None:
             # padding is zeroed before projecting: E mixes positions, a mask after it is too late
             context, lengths_B, _ = real_tokens_first(context, boolean_mask("mask", mask, context))
+        elif not is_number(context.shape[1]):  # rows may be to spare
+            lengths_B = context.new_full(context.shape[:1], context.shape[1], dtype=torch.long)
         order = self._key_order(projection, context.shape[1])
         keys, values, present = (self._sequence_first if order == "sequence first" else self._features_first)(
             projection, context, lengths_B

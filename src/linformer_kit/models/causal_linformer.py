@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .multihead_linformer import MultiHeadLayer, softmax_attention
-from .projection_linformer import NoProjection, Projection, real_positions, real_tokens_first
+from .projection_linformer import NoProjection, Projection, is_number, real_positions, real_tokens_first, windows
 from .validation_linformer import boolean_mask, check_features, checked_options, positive_integer
 
 # queries attended to at once, in whole blocks: enough for fast products, few enough to skip most of what they must not see
@@ -169,7 +169,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         slots = projection.rows(self.block_length)
         new: Count = x.shape[1]
         if mask is not None:
-            x, new, order_BT = real_tokens_first(x, boolean_mask("mask", mask, x))
+            x, new, place_BT = real_tokens_first(x, boolean_mask("mask", mask, x))
         seen: Count = 0
         tokens = Tokens(x, self.key(x), self.value(x))
         if cache is not None:
@@ -207,7 +207,7 @@ class CausalLinformerAttention(MultiHeadLayer):
             heads_BTF, weights = self._attend(self.query(x), tokens, summaries, seen, slots, need_weights)
         output = self.output(heads_BTF)
         if mask is not None:  # back to where the tokens stood
-            batch_B1, place_BT = torch.arange(x.shape[0], device=x.device)[:, None], order_BT.argsort(dim=1)
+            batch_B1 = torch.arange(x.shape[0], device=x.device)[:, None]
             output = output[batch_B1, place_BT]
             if weights is not None:
                 on_summaries, on_tokens = weights.transpose(1, 2)[batch_B1, place_BT].split(
@@ -219,11 +219,14 @@ class CausalLinformerAttention(MultiHeadLayer):
 
     def _summarise(self, projection: Projection, tokens: Tokens) -> Summaries:
         """`slots` rows for each finished block."""
-        batch, blocks = tokens.x_BPC.shape[0], tokens.x_BPC.shape[1] // self.block_length
+        batch, length = tokens.x_BPC.shape[:2]
+        blocks = length // self.block_length if is_number(length) else windows(length, self.block_length)
         finished = blocks * self.block_length
         if isinstance(projection, NoProjection):  # every token stands for itself, and has its keys and values already
+            finished = finished if is_number(length) else length
             return Summaries(tokens.keys_BPF[:, :finished], tokens.values_BPF[:, :finished])
-        blocks_XNC = tokens.x_BPC[:, :finished].reshape(batch * blocks, self.block_length, self.embed_dim)
+        x_BPC = tokens.x_BPC[:, :finished] if is_number(length) else F.pad(tokens.x_BPC, (0, 0, 0, finished - length))
+        blocks_XNC = x_BPC.reshape(batch * blocks, self.block_length, self.embed_dim)
         rows_XMKC = projection(blocks_XNC).rows_BMKC
 
         def rows(linear, rows_XMKC: Tensor) -> Tensor:
@@ -250,7 +253,9 @@ class CausalLinformerAttention(MultiHeadLayer):
         all_tokens, all_summaries = tokens.x_BPC.shape[1], summaries.keys_BSF.shape[1]
         first_token_X1 = as_column(seen, device) // block * block
         chunk = max(1, QUERY_CHUNK // block) * block
-        if isinstance(seen, int):  # chunks end where blocks do, so that their tokens do not overlap
+        if not is_number(length):
+            queries = around = [(0, length)]
+        elif isinstance(seen, int):  # chunks end where blocks do, so that their tokens do not overlap
             opened = seen % block
             queries = list(pairwise([0, *range(chunk - opened, length, chunk), length]))
             around = [(low + opened if low else 0, high + opened) for low, high in queries]
@@ -262,7 +267,7 @@ class CausalLinformerAttention(MultiHeadLayer):
             queries, around, cut(query_BTF, queries), cut(tokens.keys_BPF, around), cut(tokens.values_BPF, around), strict=True
         ):
             query_BHQD = query_BQF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-            before = (seen + after - 1) // block * slots if isinstance(seen, int) else all_summaries
+            before = (seen + after - 1) // block * slots if isinstance(seen, int) and is_number(length) else all_summaries
             visible_X1QK = None
             if length > 1 or not isinstance(seen, int):  # a single new token sees all there is
                 visible_X1QK = visible(

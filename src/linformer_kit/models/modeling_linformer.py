@@ -244,6 +244,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["LinformerEmbeddings", "LinformerLayer"]  # noqa: RUF012 — class attributes, as transformers reads them
     _supports_sdpa = True
+    _is_stateful = True  # tokens cannot be taken back out of the cache, so nothing can be generated on trial
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": LinformerLayer,
         "attentions": OutputRecorder(OfModel, index=1, layer_name="attention"),
@@ -652,8 +653,6 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 
 class LinformerGenerationMixin(GenerationMixin):
     """`generate`, with the cache of a Linformer."""
-
-    _is_stateful = True  # tokens cannot be taken back out of the cache
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -38,13 +38,25 @@ def real_tokens_first(x_BNC: Tensor, mask_BN: Tensor) -> tuple[Tensor, Tensor, T
     """Move the real tokens of every example to the front, in order, and zeros behind them.
 
     A token's place is its rank among the real ones, so padding on the left, on the right or in between all give what the
-    example gives alone. Returns the tokens, how many are real (B,), and the permutation (B, N).
+    example gives alone. Returns the tokens, how many are real (B,), and the place each was moved to (B, N).
     """
-    order_BN = mask_BN.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-    lengths_B = mask_BN.sum(dim=1)
+    lengths_B, rank_BN = mask_BN.sum(dim=1), mask_BN.cumsum(dim=1)
+    behind_BN = lengths_B[:, None] + torch.arange(x_BNC.shape[1], device=x_BNC.device) - rank_BN
+    place_BN = torch.where(mask_BN, rank_BN - 1, behind_BN)
     batch_B1 = torch.arange(x_BNC.shape[0], device=x_BNC.device)[:, None]
     # filled, not multiplied: padding may hold anything, and 0 * nan is nan
-    return x_BNC[batch_B1, order_BN].masked_fill(~real_positions(x_BNC.shape[1], lengths_B)[..., None], 0), lengths_B, order_BN
+    real_BNC = x_BNC.masked_fill(~mask_BN[..., None], 0)
+    return torch.empty_like(real_BNC).index_put_((batch_B1, place_BN), real_BNC), lengths_B, place_BN
+
+
+def is_number(size: int) -> bool:
+    """False while a graph is exported for many lengths: then sizes are symbols, and it must not depend on what they stand for."""
+    return isinstance(size, int)
+
+
+def windows(length: int, window: int) -> int:
+    """How many windows hold `length` tokens; in exported graphs, where no dimension may turn out to be 1, some to spare."""
+    return -(-length // window) if is_number(length) else length // window + 2
 
 
 def real_positions(length: int, lengths_B: Tensor) -> Tensor:
@@ -280,7 +292,7 @@ class ConvProjection(Projection):
         return taps_MCW.transpose(1, 2) * (self.window / window)
 
     def rows(self, length: int) -> int:
-        return -(-length // self.window)
+        return windows(length, self.window)
 
     def multiply_adds_per_channel(self, length: int) -> int:
         return self.matrices * self.rows(length) * self.window
@@ -288,7 +300,7 @@ class ConvProjection(Projection):
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         length, rows = x_BNC.shape[1], self.rows(x_BNC.shape[1])
         padded_BNC = nn.functional.pad(x_BNC, (0, 0, 0, rows * self.window - length))
-        windows_BKWC = padded_BNC.unflatten(1, (rows, self.window))
+        windows_BKWC = padded_BNC.unflatten(1, (-1, self.window))
         # one pass over X for each matrix: an einsum would make of it C small products, many times slower
         rows_BMKC = torch.stack([(windows_BKWC * taps_WC).sum(dim=2) for taps_WC in self.weight], dim=1)
         position_KW = torch.arange(rows * self.window, device=x_BNC.device).view(rows, self.window)
@@ -323,7 +335,7 @@ class PoolingProjection(Projection):
         self.projected_length = projected_length
 
     def rows(self, length: int) -> int:
-        return min(self.projected_length, length)
+        return min(self.projected_length, length) if is_number(length) else self.projected_length
 
     def multiply_adds_per_channel(self, length: int) -> int:
         return length
@@ -334,7 +346,7 @@ class PoolingProjection(Projection):
 
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         length, rows = x_BNC.shape[1], self.rows(x_BNC.shape[1])
-        width = -(-length // rows)
+        width = windows(length, rows)
         if lengths_B is None and width * rows == length:  # equal windows: a view, no copy
             return Projected(self.pool(x_BNC.unflatten(1, (rows, width)), None)[:, None], None)
 
@@ -346,9 +358,8 @@ class PoolingProjection(Projection):
         present_BK = row_K < used_B1
         position_BKW = first_BK[..., None] + torch.arange(width, device=x_BNC.device)
         is_real_BKW = (position_BKW < after_BK[..., None]) & present_BK[..., None]
-        index_BX = position_BKW.clamp(max=length - 1).flatten(1)
-        batch_B1 = torch.arange(x_BNC.shape[0], device=x_BNC.device)[:, None]
-        windows_BKWC = x_BNC[batch_B1, index_BX].unflatten(1, (rows, width))
+        batch_B11 = torch.arange(x_BNC.shape[0], device=x_BNC.device)[:, None, None]
+        windows_BKWC = x_BNC[batch_B11, position_BKW.clamp(max=length - 1)]
         rows_BKC = self.pool(windows_BKWC, is_real_BKW[..., None])
         return Projected(rows_BKC[:, None], None if lengths_B is None else present_BK)
 

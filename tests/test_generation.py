@@ -1,0 +1,217 @@
+"""Generation: the cache changes nothing but the cost, padding changes nothing at all, and nothing leaks."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import DynamicCache
+from zoo import VARIANTS, VOCABULARY, build, config, ids
+
+from linformer_kit import LinformerAttention, LinformerCache, LinformerForCausalLM, LinformerForConditionalGeneration
+
+GENERATORS = [LinformerForCausalLM, LinformerForConditionalGeneration]
+every_generator = pytest.mark.parametrize("model_class", GENERATORS, ids=lambda model: model.__name__)
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+STRATEGIES = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "top_k": 20},
+    "beams": {"num_beams": 3, "num_return_sequences": 2, "do_sample": False},
+    "sampled beams": {"num_beams": 3, "do_sample": True},
+}
+
+
+def generate(model, input_ids, seed=0, **options):
+    torch.manual_seed(seed)
+    # without repetition, so that small random models say more than one word
+    return model.generate(input_ids, max_new_tokens=15, min_new_tokens=15, no_repeat_ngram_size=2, **options)
+
+
+def left_padded(texts):
+    length = max(text.shape[1] for text in texts)
+    padded = torch.cat([torch.nn.functional.pad(text, (length - text.shape[1], 0), value=0) for text in texts])
+    return padded, (padded != 0).long()
+
+
+@every_generator
+@every_variant
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_with_and_without_cache_the_tokens_are_the_same(model_class, variant, strategy):
+    model = build(model_class, max_position_embeddings=64, **VARIANTS[variant])
+    padded, mask = left_padded([ids(1, 13), ids(1, 6)])
+    options = {**STRATEGIES[strategy], "attention_mask": mask}
+    cached, uncached = (generate(model, padded, use_cache=use_cache, **options) for use_cache in (True, False))
+    assert torch.equal(cached, uncached)
+    assert len(cached[:, -15:].unique()) > 2  # it says something
+
+
+@every_generator
+@every_variant
+@pytest.mark.parametrize("strategy", ["greedy", "beams"])
+def test_a_padded_batch_generates_what_each_text_generates_alone(model_class, variant, strategy):
+    model = build(model_class, max_position_embeddings=64, **VARIANTS[variant])
+    texts = [ids(1, 13), ids(1, 6), ids(1, 1)]
+    padded, mask = left_padded(texts)
+    together = generate(model, padded, attention_mask=mask, **STRATEGIES[strategy])
+    alone = torch.cat([generate(model, text, **STRATEGIES[strategy])[:, -15:] for text in texts])
+    assert torch.equal(together[:, -15:], alone)
+
+
+@every_variant
+def test_logits_from_the_cache_are_those_of_the_whole(variant):
+    model = build(LinformerForCausalLM, **VARIANTS[variant])
+    input_ids = ids(2, 27)
+    mask = torch.arange(27) >= torch.tensor([[0], [5]])
+    for real in (None, mask):
+        whole = model(input_ids, attention_mask=real, use_cache=False).logits
+        cache, pieces, seen = None, [], 0
+        for piece in input_ids.split([9, 1, 1, 6, 1, 1, 1, 7], dim=1):
+            seen += piece.shape[1]
+            output = model(piece, attention_mask=None if real is None else real[:, :seen], past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            pieces.append(output.logits)
+        assert cache.get_seq_length() == 27
+        where = mask if real is not None else torch.ones_like(mask)
+        assert_close(torch.cat(pieces, dim=1)[where], whole[where], rtol=1e-4, atol=1e-5)
+
+
+@every_variant
+def test_no_token_of_a_decoder_sees_a_later_one(variant):
+    for model_class in GENERATORS:
+        model = build(model_class, **VARIANTS[variant])
+        words = torch.randn(1, 21, 16, requires_grad=True)
+        if model_class is LinformerForCausalLM:
+            logits = model(inputs_embeds=words, use_cache=False).logits
+        else:
+            logits = model(ids(1), decoder_inputs_embeds=words, use_cache=False).logits
+        for position in (0, 3, 4, 11, 19):
+            (gradient,) = torch.autograd.grad(logits[0, position].sum(), words, retain_graph=True)
+            assert not gradient[0, position + 1 :].any()
+            assert gradient[0, : position + 1].abs().sum(dim=-1).all()  # and all before it are seen
+
+
+def test_the_cache_holds_slots_rows_for_each_block_and_the_open_block():
+    model = build(LinformerForCausalLM, position_embedding="sinusoidal")  # blocks of 4, 2 slots
+    full = build(LinformerForCausalLM, position_embedding="sinusoidal", decoder_attention="full")
+    width, layers = 16, 2
+    for length in (3, 4, 30, 16_385):
+        with torch.no_grad():
+            cache = model(ids(1, length), logits_to_keep=1).past_key_values
+            reference = full(ids(1, length), logits_to_keep=1).past_key_values
+        blocks, still_open = length // 4, length % 4
+        # keys and values of summaries; of the open block also the tokens, which become summaries later
+        assert cache.nbytes == layers * 4 * width * (2 * 2 * blocks + 3 * still_open)
+        assert reference.nbytes == layers * 4 * width * (2 * 4 * blocks + 3 * still_open)
+
+
+@pytest.mark.parametrize("length", [20, 31])
+def test_a_source_is_projected_once_to_the_same_number_of_rows_whatever_its_length(length):
+    model = build(LinformerForConditionalGeneration)
+    project = LinformerAttention.project
+    with patch.object(LinformerAttention, "project", autospec=True, side_effect=project) as spy:
+        output = generate(model, ids(2, length), do_sample=False, return_dict_in_generate=True)
+    of_source = [call for call in spy.call_args_list if "Cross" in type(call.args[0]).__name__]
+    assert len(of_source) == 2  # layers
+    for layer in output.past_key_values.layers:
+        assert layer.source.keys_BGKD.shape == (2, 2, 5, 8)
+
+
+def test_generation_goes_on_from_a_cache_that_was_kept():
+    model = build(LinformerForCausalLM, max_position_embeddings=64)
+    prompt = ids(2, 10)
+    first = generate(model, prompt, do_sample=False, return_dict_in_generate=True)
+    question = torch.cat([first.sequences, ids(2, 7)], dim=1)
+    again = generate(model, question, do_sample=False, past_key_values=first.past_key_values)
+    assert torch.equal(again, generate(model, question, do_sample=False))
+
+
+def test_a_cache_can_be_made_repeated_selected_and_reset():
+    model, input_ids = build(LinformerForCausalLM), ids(2, 10)
+    cache = LinformerCache(model.config)
+    model(input_ids, past_key_values=cache)
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    following = ids(2, 1)
+    expected = model(torch.cat([input_ids[[1, 0]], following], dim=1)).logits[:, -1:]
+    assert_close(model(following, past_key_values=cache).logits, expected)
+    cache.reset()
+    assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
+    with pytest.raises(NotImplementedError, match="cannot be taken back"):
+        cache.crop(-1)
+
+
+def test_caches_of_other_kinds_and_speculation_are_refused():
+    model = build(LinformerForCausalLM)
+    with pytest.raises(TypeError, match="is a DynamicCache; a Linformer keeps a LinformerCache"):
+        model(ids(), past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="stateful"):
+        model.generate(ids(1), max_new_tokens=5, prompt_lookup_num_tokens=3)
+
+
+def train(model, steps, rate, **inputs):
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    for _ in range(steps):
+        loss = model(**inputs).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize("decoder_attention", ["causal", "full"])
+def test_a_causal_model_learns_a_handful_of_texts_by_heart_and_recites_them(decoder_attention):
+    model = LinformerForCausalLM(config(hidden_size=64, intermediate_size=128, decoder_attention=decoder_attention))
+    texts = ids(4, 30)
+    assert train(model, 150, 1e-2, input_ids=texts, labels=texts) < 0.3  # the first words cannot be known
+    recited = model.eval().generate(texts[:, :3], max_new_tokens=27, do_sample=False, eos_token_id=None)
+    assert torch.equal(recited, texts)
+
+
+@pytest.mark.parametrize("decoder_attention", ["causal", "full"])
+def test_a_translator_learns_a_handful_of_pairs_by_heart_and_recites_them(decoder_attention):
+    model = LinformerForConditionalGeneration(config(hidden_size=64, intermediate_size=128, decoder_attention=decoder_attention))
+    sources, targets = ids(4, 30), ids(4, 12)
+    assert train(model, 150, 1e-2, input_ids=sources, labels=targets) < 0.02
+    recited = model.eval().generate(sources, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert torch.equal(recited[:, 1:], targets)
+    assert torch.equal(model.generate(sources, max_new_tokens=12, num_beams=3, do_sample=False, eos_token_id=None)[:, 1:], targets)
+
+
+@pytest.mark.parametrize("decoder_attention", ["causal", "full"])
+def test_on_random_data_a_causal_model_stays_at_the_entropy(decoder_attention):
+    """Fresh random tokens every step: only a leak from the future could do better than log V."""
+    model = LinformerForCausalLM(
+        config(hidden_size=32, vocab_size=16, decoder_attention=decoder_attention, pad_token_id=None, eos_token_id=None)
+    ).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(300):
+        tokens = torch.randint(16, (16, 24))
+        loss = model(tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    entropy = torch.tensor(16.0).log().item()
+    assert sum(losses[-100:]) / 100 > entropy - 0.005  # 100 steps of 368 tokens: the mean of log-losses is that exact
+    assert sum(losses[-100:]) / 100 < entropy + 0.05  # and it has learnt that there is nothing to learn
+
+
+def test_generation_stops_at_the_end_and_pads():
+    model = build(LinformerForConditionalGeneration)
+    free = model.generate(ids(3), max_new_tokens=20, do_sample=False, eos_token_id=None)
+    stop = int(free[0, 4])
+    stopped = model.generate(ids(3), max_new_tokens=20, do_sample=False, eos_token_id=stop)
+    for row in stopped[:, 1:]:
+        places = (row == stop).nonzero()
+        if len(places):
+            assert not row[places[0, 0] + 1 :].any()
+
+
+def test_logits_of_the_last_tokens_only():
+    model, input_ids = build(LinformerForCausalLM), ids()
+    logits = model(input_ids).logits
+    assert_close(model(input_ids, logits_to_keep=3).logits, logits[:, -3:])
+    assert_close(model(input_ids, logits_to_keep=torch.tensor([2, 5])).logits, logits[:, [2, 5]])
+    assert logits.shape == (2, 21, VOCABULARY)
