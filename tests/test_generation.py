@@ -125,6 +125,24 @@ def test_generation_goes_on_from_a_cache_that_was_kept():
     assert torch.equal(again, generate(model, question, do_sample=False))
 
 
+def test_a_prompt_can_be_read_in_pieces():
+    model, prompt = build(LinformerForCausalLM, max_position_embeddings=64), ids(2, 20)
+    assert torch.equal(generate(model, prompt, do_sample=False, prefill_chunk_size=7), generate(model, prompt, do_sample=False))
+
+
+@pytest.mark.parametrize("cached", [0, 13])
+def test_weights_of_full_attention_are_those_over_all_tokens_so_far(cached):
+    model, input_ids = build(LinformerForCausalLM, decoder_attention="full"), ids()
+    cache = model(input_ids[:, :cached]).past_key_values if cached else None
+    weights = model(input_ids[:, cached:], past_key_values=cache, output_attentions=True).attentions[0]
+    layer = model.model.layers[0]
+    x = layer.attention_residual.norm(model(input_ids, output_hidden_states=True).hidden_states[0])
+    query, keys = (linear(x).unflatten(-1, (2, 8)).transpose(1, 2) for linear in (layer.attention.query, layer.attention.key))
+    later = torch.ones(21, 21, dtype=torch.bool).triu(1)
+    expected = (query @ keys.transpose(-1, -2) / 8**0.5).masked_fill(later, -torch.inf).softmax(dim=-1)
+    assert_close(weights, expected[:, :, cached:])
+
+
 def test_a_cache_can_be_made_repeated_selected_and_reset():
     model, input_ids = build(LinformerForCausalLM), ids(2, 10)
     cache = LinformerCache(model.config)
@@ -144,6 +162,8 @@ def test_caches_of_other_kinds_and_speculation_are_refused():
     model = build(LinformerForCausalLM)
     with pytest.raises(TypeError, match="is a DynamicCache; a Linformer keeps a LinformerCache"):
         model(ids(), past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="cache_implementation is 'static', but a Linformer keeps a LinformerCache; leave it out"):
+        model.generate(ids(1), max_new_tokens=5, cache_implementation="static")
     with pytest.raises(ValueError, match="stateful"):
         model.generate(ids(1), max_new_tokens=5, prompt_lookup_num_tokens=3)
 

@@ -71,8 +71,8 @@ def test_every_public_name_is_there_and_documented_and_what_one_calls_has_an_exa
         public = getattr(linformer_kit, name)
         assert public.__doc__, name
         assert name in dir(linformer_kit)
-    for name in ("LinformerAttention", "CausalLinformerAttention", "LinformerEncoder", "make_projection"):
-        assert ">>>" in getattr(linformer_kit, name).__doc__
+    for name in set(linformer_kit._HOMES) - {"Plan", "CausalCache"}:  # which one gets, not makes
+        assert ">>>" in getattr(linformer_kit, name).__doc__, name
     with pytest.raises(AttributeError, match="LinformerAttentoin"):
         linformer_kit.LinformerAttentoin  # noqa: B018
 
@@ -107,7 +107,9 @@ def test_the_file_tree_in_the_readme_is_the_file_tree():
 
 def test_the_figures_in_the_documents_are_those_of_the_results():
     measured = set()
-    for name in ("attention_targets.csv", "choices.csv", "parts.csv"):
+    for name in ("attention_targets.csv", "choices.csv", "parts.csv", "models_targets.csv"):
+        if name == "models_targets.csv" and not (ROOT / "results" / name).exists():
+            continue  # the models have not been measured yet
         with (ROOT / "results" / name).open(newline="") as file:
             measured |= {" | ".join(row.values()) for row in csv.DictReader(file)}
     quoted = []

@@ -25,7 +25,8 @@ from .validation_linformer import boolean_mask, check_features, checked_options,
 
 # queries attended to at once when no gradient is wanted: what is computed for them stays in the processor's cache
 QUERY_CHUNK = 1024
-LONG = 2**20
+# queries and tokens for which the order is chosen in a graph that is exported for many lengths
+MANY = 2**20
 
 KeyOrder = Literal["sequence first", "features first"]
 QueryOrder = Literal["per head", "folded"]
@@ -90,9 +91,9 @@ def cheapest(costs: dict[Order, int]) -> Order:
     return best
 
 
-def number(length: int) -> int:
-    """`length`; in a graph exported for many lengths, which has one order for all of them, that of a long input."""
-    return length if is_number(length) else LONG
+def planned(length: int) -> int:
+    """The length to choose an order for: a graph exported for many lengths has one for all, and it is long inputs that cost."""
+    return length if is_number(length) else MANY
 
 
 class Attend(Protocol):
@@ -265,13 +266,13 @@ class LinformerAttention(MultiHeadLayer):
         return Plan(keys, queries, batch * cost)
 
     def _key_order(self, projection: Projection, length: int) -> KeyOrder:
-        costs = key_costs(projection, number(length), self.embed_dim, self.num_kv_heads * self.head_dim)
+        costs = key_costs(projection, planned(length), self.embed_dim, self.num_kv_heads * self.head_dim)
         if not (can_be_taken_apart(self.key) and can_be_taken_apart(self.value)):
             return "sequence first"
         return cheapest(costs)
 
     def _query_order(self, queries: int, rows: int) -> QueryOrder:
-        costs = query_costs(number(queries), number(rows), self.embed_dim, self.num_heads, self.head_dim)
+        costs = query_costs(planned(queries), planned(rows), self.embed_dim, self.num_heads, self.head_dim)
         if not (can_be_taken_apart(self.query) and can_be_taken_apart(self.output)):
             return "per head"
         return cheapest(costs)

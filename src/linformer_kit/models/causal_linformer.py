@@ -150,7 +150,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         """Attend from every token of `x` (B, T, C) to itself and to what came before; gives (B, T, C).
 
         `mask` (B, T) is True at real tokens; padding may stand anywhere. With `need_weights` also the (B, H, T, S + T)
-        weights: first on the summaries, then on the tokens.
+        weights: first on the summaries, then on the tokens; with projection="none" (B, H, T, T), on the tokens.
         """
         output, weights, _ = self._advance(x, None, mask, projection, need_weights=need_weights)
         return (output, weights) if need_weights else output
@@ -205,6 +205,13 @@ class CausalLinformerAttention(MultiHeadLayer):
             heads_BTF, weights = self._attend_to_all(self.query(x), tokens), None
         else:
             heads_BTF, weights = self._attend(self.query(x), tokens, summaries, seen, slots, need_weights)
+            if weights is not None and isinstance(projection, NoProjection) and isinstance(seen, int):
+                # a token of a finished block is its own summary: one column for both
+                on_summaries, on_tokens = weights.split([summaries.keys_BSF.shape[1], tokens.x_BPC.shape[1]], dim=-1)
+                before = seen // self.block_length * self.block_length
+                weights = F.pad(on_tokens, (before, 0)) + F.pad(
+                    on_summaries, (0, before + on_tokens.shape[-1] - on_summaries.shape[-1])
+                )
         output = self.output(heads_BTF)
         if mask is not None:  # back to where the tokens stood
             batch_B1 = torch.arange(x.shape[0], device=x.device)[:, None]
@@ -219,13 +226,14 @@ class CausalLinformerAttention(MultiHeadLayer):
 
     def _summarise(self, projection: Projection, tokens: Tokens) -> Summaries:
         """`slots` rows for each finished block."""
-        batch, length = tokens.x_BPC.shape[:2]
+        x_BPC, (batch, length) = tokens.x_BPC, tokens.x_BPC.shape[:2]
+        # while exported for many lengths, what is not finished is summarised, too: nothing will see it
         blocks = length // self.block_length if is_number(length) else windows(length, self.block_length)
         finished = blocks * self.block_length
         if isinstance(projection, NoProjection):  # every token stands for itself, and has its keys and values already
             finished = finished if is_number(length) else length
             return Summaries(tokens.keys_BPF[:, :finished], tokens.values_BPF[:, :finished])
-        x_BPC = tokens.x_BPC[:, :finished] if is_number(length) else F.pad(tokens.x_BPC, (0, 0, 0, finished - length))
+        x_BPC = x_BPC[:, :finished] if is_number(length) else F.pad(x_BPC, (0, 0, 0, finished - length))
         blocks_XNC = x_BPC.reshape(batch * blocks, self.block_length, self.embed_dim)
         rows_XMKC = projection(blocks_XNC).rows_BMKC
 
@@ -253,7 +261,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         all_tokens, all_summaries = tokens.x_BPC.shape[1], summaries.keys_BSF.shape[1]
         first_token_X1 = as_column(seen, device) // block * block
         chunk = max(1, QUERY_CHUNK // block) * block
-        if not is_number(length):
+        if not is_number(length):  # exported for many lengths: how many chunks there will be is not known
             queries = around = [(0, length)]
         elif isinstance(seen, int):  # chunks end where blocks do, so that their tokens do not overlap
             opened = seen % block

@@ -492,6 +492,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """`labels` (B, N) are the words to predict, -100 where there is nothing to predict."""
+        kwargs["use_cache"] = False
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.lm_head(self.head(outputs.last_hidden_state))
         loss = None
@@ -654,9 +655,16 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 class LinformerGenerationMixin(GenerationMixin):
     """`generate`, with the cache of a Linformer."""
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the models make their own
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
+        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+            return
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation is {generation_config.cache_implementation!r}, but a Linformer keeps a LinformerCache; "
+                "leave it out"
+            )
+        model_kwargs["past_key_values"] = LinformerCache(self.get_decoder().config)
 
 
 class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):

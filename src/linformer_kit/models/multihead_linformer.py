@@ -137,7 +137,7 @@ class MultiHeadLayer(nn.Module):
                     "leave it out, or build the layer with sharing='layerwise'"
                 )
             return self.projection
-        if not isinstance(handed_in, Projection):
+        if handed_in is None or not hasattr(handed_in, "of_keys"):  # adapters wrap it, and are no Projection
             raise ValueError(
                 f"sharing='layerwise' needs the shared projection, but got {handed_in!r}; build one with "
                 "make_projection(..., sharing='layerwise') and pass it as projection= to every layer"

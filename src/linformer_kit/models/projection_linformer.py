@@ -300,10 +300,14 @@ class ConvProjection(Projection):
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         length, rows = x_BNC.shape[1], self.rows(x_BNC.shape[1])
         padded_BNC = nn.functional.pad(x_BNC, (0, 0, 0, rows * self.window - length))
-        windows_BKWC = padded_BNC.unflatten(1, (-1, self.window))
+        if is_number(length):
+            windows_BKWC = padded_BNC.unflatten(1, (rows, self.window))
+        else:  # the same view, slower to differentiate, but an exporter can tell that it exists
+            windows_BKWC = padded_BNC.unfold(1, self.window, self.window).movedim(-1, 2)
         # one pass over X for each matrix: an einsum would make of it C small products, many times slower
         rows_BMKC = torch.stack([(windows_BKWC * taps_WC).sum(dim=2) for taps_WC in self.weight], dim=1)
-        position_KW = torch.arange(rows * self.window, device=x_BNC.device).view(rows, self.window)
+        row_K1, tap_W = torch.arange(rows, device=x_BNC.device)[:, None], torch.arange(self.window, device=x_BNC.device)
+        position_KW = row_K1 * self.window + tap_W
         if lengths_B is None:
             is_real_BKW, present_BK = (position_KW < length)[None], None
         else:
@@ -358,8 +362,9 @@ class PoolingProjection(Projection):
         present_BK = row_K < used_B1
         position_BKW = first_BK[..., None] + torch.arange(width, device=x_BNC.device)
         is_real_BKW = (position_BKW < after_BK[..., None]) & present_BK[..., None]
-        batch_B11 = torch.arange(x_BNC.shape[0], device=x_BNC.device)[:, None, None]
-        windows_BKWC = x_BNC[batch_B11, position_BKW.clamp(max=length - 1)]
+        index_BX = position_BKW.clamp(max=length - 1).flatten(1)
+        batch_B1 = torch.arange(x_BNC.shape[0], device=x_BNC.device)[:, None]
+        windows_BKWC = x_BNC[batch_B1, index_BX].unflatten(1, (rows, width))
         rows_BKC = self.pool(windows_BKWC, is_real_BKW[..., None])
         return Projected(rows_BKC[:, None], None if lengths_B is None else present_BK)
 
