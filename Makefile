@@ -34,10 +34,11 @@ format: setup ## mend style and formatting where that can be done by machine
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about an hour; resumes)
+bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about two hours; resumes)
 	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/parts.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/models.py
 
 clean: ## remove what these targets made, results/ excepted
 	rm -rf $(VENV) demo .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

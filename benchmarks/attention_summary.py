@@ -1,51 +1,17 @@
 """What the benchmark of the attention layers found: targets met or missed, and pictures."""
 
-from dataclasses import dataclass
 from itertools import product
 
 from attention_sweep import BATCH, PROJECTED_LENGTHS, Benchmark, K, causal_name
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from linformer_kit.bench import peers, plots
 from linformer_kit.bench.measure import MODES, Mode, fit_exponent
 from linformer_kit.bench.peers import FULL, LINFORMER, LINFORMER_PYTORCH, OURS
-from linformer_kit.bench.table import Table, write_rows
-
-
-@dataclass(frozen=True)
-class Target:
-    """One thing to reach."""
-
-    what: str
-    where: str
-    at_least: bool
-    wanted: float
-    unit: str
-    measured: float | None
-
-    @property
-    def texts(self) -> tuple[str, str, str, str, str]:
-        """As it is shown: what, where, wanted, measured, verdict."""
-        wanted = f"{'≥' if self.at_least else '≤'} {self.in_unit(self.wanted)}"
-        measured = "" if self.measured is None else self.in_unit(self.measured)
-        return self.what, self.where, wanted, measured, self.verdict
-
-    @property
-    def verdict(self) -> str:
-        if self.measured is None:
-            return "not measured"
-        return "met" if (self.measured >= self.wanted if self.at_least else self.measured <= self.wanted) else "missed"
-
-    def in_unit(self, value: float) -> str:
-        return f"{value * 100:.0f} %" if self.unit == "%" else f"{value:.2f}{self.unit}"
-
-
-def ratio(numerator: float | None, denominator: float | None) -> float | None:
-    return numerator / denominator if numerator and denominator else None
+from linformer_kit.bench.table import line
+from linformer_kit.bench.targets import Target, publish, ratio
 
 
 def compare(benchmark: Benchmark, column: str, length: int, projected_length: int, mode: Mode, other: str) -> float | None:
@@ -101,11 +67,6 @@ def targets(benchmark: Benchmark) -> list[Target]:
         measured = causal_speed_up(benchmark, 16384, name)
         found.append(Target("faster than causal SDPA", f"{forward}, N=16,384, {name}", True, 5.0, "×", measured))
     return found
-
-
-def line(table: Table, column: str, **wanted: object) -> plots.Points:
-    """(length, number) of the rows that have it, by length."""
-    return sorted((float(row["length"]), float(row[column])) for row in table.rows(**wanted) if row[column])
 
 
 def draw_main(benchmark: Benchmark, labels: dict[str, str]) -> Figure:
@@ -188,12 +149,4 @@ def summarise(benchmark: Benchmark, machine: dict, console: Console) -> None:
         plots.footnote(figure, batches + note)
         plots.save(figure, benchmark.folder / name)
 
-    found = targets(benchmark)
-    columns = ("target", "at", "wanted", "measured", "verdict")
-    rows = [dict(zip(columns, target.texts, strict=True)) for target in found]
-    write_rows(benchmark.folder / "attention_targets.csv", rows)
-    shown = RichTable("to reach", "at", "wanted", "measured", "", box=SIMPLE_HEAD)
-    colours = {"met": "green", "missed": "red", "not measured": "dim"}
-    for target in found:
-        shown.add_row(*target.texts, style=colours[target.verdict])
-    console.print(shown)
+    publish(targets(benchmark), benchmark.folder / "attention_targets.csv", console)

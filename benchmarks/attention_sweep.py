@@ -10,12 +10,14 @@ import torch
 
 from linformer_kit.bench import peers, plots
 from linformer_kit.bench.measure import (
+    MEASURED,
     MODES,
     OK,
     OUT_OF_MEMORY,
     OVER_TIME_LIMIT,
     Mode,
     Timing,
+    as_row,
     gemm_calls,
     gemm_rate,
     make_call,
@@ -23,6 +25,7 @@ from linformer_kit.bench.measure import (
 )
 from linformer_kit.bench.memory import MemoryPoint, measure_memory
 from linformer_kit.bench.peers import FULL, LINFORMERS, OURS
+from linformer_kit.bench.run import Step, in_words
 from linformer_kit.bench.table import Table
 
 BATCH = 2
@@ -35,7 +38,6 @@ CAUSAL_CHECK_LENGTH = 1000
 
 MAIN, GROWTH, CAUSAL, SHARE = "attention.csv", "attention_growth.csv", "attention_causal.csv", "attention_share.csv"
 MACHINE = "attention_machine.json"
-MEASURED = ("status", "seconds_median", "seconds_fastest", "seconds_slowest", "rounds")
 MEMORY = ("memory_status", "peak_mib")
 
 Point = tuple[str, int]  # implementation, projected length
@@ -87,32 +89,6 @@ QUICK = Sweep(
     least_rounds=1,
     most_rounds=1,
 )
-
-
-@dataclass(frozen=True)
-class Step:
-    """A piece of the run that is kept when it is done."""
-
-    name: str
-    is_done: Callable[[], bool]
-    run: Callable[[], Iterable[str]]  # gives lines to print
-
-
-def as_row(timing: Timing) -> dict[str, object]:
-    """A timing in the columns of the tables."""
-    return {
-        "status": timing.status,
-        "seconds_median": timing.median,
-        "seconds_fastest": timing.fastest,
-        "seconds_slowest": timing.slowest,
-        "rounds": timing.rounds or None,
-    }
-
-
-def in_words(point: str, timings: dict[str, Timing]) -> str:
-    """One line about a point."""
-    parts = [f"{name} {plots.duration(timing.median) if timing.median else timing.status}" for name, timing in timings.items()]
-    return f"{point}: {', '.join(parts)}"
 
 
 class Benchmark:

@@ -191,6 +191,20 @@ def test_a_call_out_of_memory_leaves_the_others_running():
     assert (timings["large"].status, timings["small"].status) == (measure.OUT_OF_MEMORY, measure.OK)
 
 
+def test_a_call_may_run_out_of_memory_in_a_later_round():
+    called = []
+
+    def too_large_in_the_end():
+        called.append(1)
+        if len(called) == 3:
+            raise MemoryError
+
+    timings = measure.time_interleaved({"large": too_large_in_the_end, "small": int}, most_rounds=5, least_rounds=5)
+    assert len(called) == 3
+    assert timings["large"] == measure.Timing(measure.OUT_OF_MEMORY)
+    assert (timings["small"].status, timings["small"].rounds) == (measure.OK, 5)
+
+
 def test_other_errors_are_not_taken_for_lack_of_memory():
     def broken():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

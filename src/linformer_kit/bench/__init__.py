@@ -1,1 +1,5 @@
-"""Our layers beside others: `peers` builds and checks them, `measure` takes time and memory, `table` keeps it, `plots` draws it."""
+"""Our layers and models beside others.
+
+`peers`, `peer_models` and `generation` build and check them, `measure` and `memory` take time and memory, `machine` says what the
+numbers depend on, `table` keeps them, `targets` judges them, `plots` draws them, and `run` makes a command of it.
+"""

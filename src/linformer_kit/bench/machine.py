@@ -5,8 +5,10 @@ import hashlib
 import os
 import platform
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -16,8 +18,11 @@ from .measure import meminfo_bytes
 from .peers import peer_versions
 
 
-def describe_machine() -> dict[str, object]:
-    """Machine, versions and date. No host name, no paths: it is published with the results."""
+def describe_machine(dependencies: Mapping[str, str]) -> dict[str, object]:
+    """Machine, versions and date. No host name, no paths: it is published with the results.
+
+    `dependencies` is what else the numbers depend on: other packages with their versions, and the code that is measured.
+    """
     memory = meminfo_bytes("MemTotal")
     return {
         "cpu": cpu_name(),
@@ -28,8 +33,7 @@ def describe_machine() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "linformer-kit": __version__,
-        **peer_versions(),
-        "layer_code": layer_code_fingerprint(),
+        **dependencies,
         "date": datetime.now(UTC).date().isoformat(),
     }
 
@@ -43,8 +47,13 @@ def cpu_name() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def layer_code_fingerprint() -> str:
-    """Changes with the code of the layers but not with their comments: times of different code must not be mixed."""
+def layer_dependencies() -> dict[str, str]:
+    """What the numbers of the attention layers depend on: times of different code must not be mixed."""
     modules = (attention_linformer, causal_linformer, multihead_linformer, projection_linformer)
+    return {**peer_versions(), "layer_code": code_fingerprint(*modules)}
+
+
+def code_fingerprint(*modules: ModuleType) -> str:
+    """Changes with the code of these modules but not with their comments."""
     code = [ast.dump(ast.parse(Path(str(module.__file__)).read_text())) for module in modules]
     return hashlib.sha256("".join(code).encode()).hexdigest()[:12]

@@ -25,6 +25,9 @@ OK = "ok"
 OUT_OF_MEMORY = "out of memory"
 OVER_TIME_LIMIT = "over the time limit"
 
+# a timing in the columns of a table
+MEASURED = ("status", "seconds_median", "seconds_fastest", "seconds_slowest", "rounds")
+
 # the products whose rate is the yardstick, as rows × inner × columns: which is faster depends on the machine
 GEMM_SHAPES = {"GEMM, square": (2048, 2048, 2048), "GEMM, tall": (8192, 512, 512)}
 
@@ -38,6 +41,12 @@ class Timing:
     fastest: float | None = None
     slowest: float | None = None
     rounds: int = 0
+
+
+def as_row(timing: Timing) -> dict[str, object]:
+    """A timing in the columns `MEASURED`."""
+    numbers = (timing.median, timing.fastest, timing.slowest, timing.rounds or None)
+    return dict(zip(MEASURED, (timing.status, *numbers), strict=True))
 
 
 def make_call(layer: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
@@ -84,6 +93,16 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def seconds_if_it_fits(call: Callable[[], object]) -> float | None:
+    """Seconds of a call; None if it ran out of memory."""
+    try:
+        return seconds_of(call)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is a failed allocation: torch reports those of the CPU as a RuntimeError."""
     return isinstance(error, MemoryError) or bool(re.search(r"can't allocate memory|not enough memory|bad_alloc", str(error)))
@@ -95,27 +114,26 @@ def time_interleaved(
     """Time every call once per round, so that whatever slows the machine for a while slows all of them.
 
     The order within a round is shuffled: a call that always came after the same other one would always find its caches.
-    One round to warm up says how many rounds fit in the budget. A call that runs out of memory there takes no further part.
+    One round to warm up says how many rounds fit in the budget. A call that runs out of memory takes no further part; it may do so
+    late, since what others leave behind differs from round to round.
     """
-    warm_up: dict[Name, float] = {}
-    timings: dict[Name, Timing] = {}
-    for name, call in calls.items():
-        try:
-            warm_up[name] = seconds_of(call)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            timings[name] = Timing(OUT_OF_MEMORY)
-    rounds = min(max(int(budget_seconds / max(sum(warm_up.values()), 1e-9)), least_rounds), most_rounds)
+    warm_up = {name: seconds_if_it_fits(call) for name, call in calls.items()}
+    seconds: dict[Name, list[float]] = {name: [] for name, one in warm_up.items() if one is not None}
+    rounds = min(max(int(budget_seconds / max(sum(one or 0 for one in warm_up.values()), 1e-9)), least_rounds), most_rounds)
     gc.collect()
-    seconds: dict[Name, list[float]] = {name: [] for name in warm_up}
-    shuffler, order = random.Random(0), list(warm_up)
+    shuffler, order = random.Random(0), list(seconds)
     for _ in range(rounds):
         shuffler.shuffle(order)
-        for name in order:
-            seconds[name].append(seconds_of(calls[name]))
-    for name, all_seconds in seconds.items():
-        timings[name] = Timing(OK, statistics.median(all_seconds), min(all_seconds), max(all_seconds), rounds)
+        for name in tuple(order):
+            one = seconds_if_it_fits(calls[name])
+            if one is None:
+                order.remove(name)
+                del seconds[name]
+            else:
+                seconds[name].append(one)
+    timings = {name: Timing(OUT_OF_MEMORY) for name in calls if name not in seconds}
+    for name, times in seconds.items():
+        timings[name] = Timing(OK, statistics.median(times), min(times), max(times), rounds)
     return timings
 
 

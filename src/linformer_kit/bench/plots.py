@@ -13,16 +13,18 @@ from .table import write_atomically
 
 DOTS_PER_INCH = 150
 ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#666666"
+BLACK = "#000000"
 
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Look:
-    """Colour and marker of a line; both differ, so that either is enough."""
+    """Colour and marker of a line; both differ, so that either is enough. Of many lines, some share a colour in another style."""
 
     colour: str
     marker: str
+    style: str = "-"
 
 
 LOOKS = {OURS: Look(VERMILION, "o"), LINFORMER: Look(BLUE, "s"), LINFORMER_PYTORCH: Look(GREEN, "^"), FULL: Look(GREY, "D")}
@@ -76,17 +78,18 @@ def over_length(axes: Axes, title: str, lengths: Sequence[float]) -> None:
 
 
 def cost_lines(axes: Axes, title: str, lines: Mapping[str, Points], looks: Mapping[str, Look], unit: str) -> None:
-    """Cost over length, both logarithmic. `unit` is "time" (seconds) or "memory" (MiB)."""
+    """Cost over length, both logarithmic. `unit` is "time" (seconds), "memory" (MiB) or "rate" (anything per second)."""
     for name, points in lines.items():
         if points:
             look = looks[name]
             xs, ys = zip(*points, strict=True)
-            axes.plot(xs, ys, color=look.colour, marker=look.marker, markersize=5, linewidth=1.8, label=name)
+            axes.plot(xs, ys, color=look.colour, marker=look.marker, ls=look.style, markersize=5, linewidth=1.8, label=name)
     over_length(axes, title, sorted({x for points in lines.values() for x, _ in points}))
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 3)) if unit == "time" else LogLocator(4))
+    axes.yaxis.set_major_locator(LogLocator(4) if unit == "memory" else LogLocator(10, subs=(1, 3)))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value) if unit == "time" else size(value)))
+    in_unit = {"time": duration, "memory": size, "rate": lambda value: f"{short_number(value)} / s"}[unit]
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_unit(value)))
 
 
 def bars(axes: Axes, title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], colours: Iterable[str]) -> None:
@@ -110,10 +113,11 @@ def legend(axes: Axes, **options) -> None:
         axes.legend(frameon=False, fontsize=10, **options)
 
 
-def shared_legend(figure: Figure, axes: Axes) -> None:
+def shared_legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
     """One legend for all panels, above them."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=11)
+    if handles:
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(labels), frameon=False, fontsize=11)
 
 
 def footnote(figure: Figure, text: str) -> None:

@@ -95,3 +95,8 @@ class Table:
             row.update({name: as_text(value) for name, value in new.items()})
         text = as_csv(self.keys + self.values, self._rows.values())
         write_atomically(self.path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def line(table: Table, column: str, **wanted: object) -> list[tuple[float, float]]:
+    """(length, number) of the rows that have it, by length."""
+    return sorted((float(row["length"]), float(row[column])) for row in table.rows(**wanted) if row[column])

@@ -1,0 +1,236 @@
+"""Models outside of eager PyTorch: compiled, exported, and in ONNX Runtime, they say the same."""
+
+import shutil
+
+import onnxruntime
+import pytest
+import torch
+from oracle import PROJECTIONS
+from torch.export import Dim
+from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
+from zoo import LENGTH, MODELS, VARIANTS, build, ids, labels_for
+
+from linformer_kit import (
+    LinformerAttention,
+    LinformerForCausalLM,
+    LinformerForConditionalGeneration,
+    LinformerForMaskedLM,
+    LinformerForQuestionAnswering,
+    LinformerForSequenceClassification,
+    LinformerForTokenClassification,
+    LinformerModel,
+)
+
+HEADS = [LinformerForMaskedLM, LinformerForTokenClassification, LinformerForQuestionAnswering]
+ONLY_OF_ENCODERS = ("rescale", "K per layer")
+LONGEST = 32  # max_position_embeddings of the models here
+# other sizes than those of the example: fewer tokens than rows, one block and several, the longest
+SIZES = [(1, 1), (1, 4), (2, 5), (4, 9), (3, 17), (2, LONGEST)]
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def padded(batch, length, side):
+    """Ids and mask of texts of different lengths, the first without padding."""
+    lengths = torch.randint(1, length + 1, (batch, 1))
+    lengths[0] = length
+    places = torch.arange(length)
+    mask = {"right": places < lengths, "left": places >= length - lengths, "none": (places >= 0).expand(batch, -1)}[side]
+    return {"input_ids": ids(batch, length), "attention_mask": mask.long()}
+
+
+def every_padding(sizes=SIZES):
+    return [padded(batch, length, side) for batch, length in sizes for side in ("right", "left", "none")]
+
+
+def names(values):
+    """Readable names of parametrised tests."""
+    return values.__name__ if isinstance(values, type) else values
+
+
+# --- torch.compile ---
+
+
+def answers_and_gradients(function, model, inputs):
+    """All outputs, and the gradients of the loss; the bare model, which has none, gets the mean square of its output."""
+    output = function(**inputs)
+    loss = output.loss if "loss" in output else output.last_hidden_state.square().mean()
+    return [*output.to_tuple(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def example(model, masked):
+    """A batch with labels, and with padding if it is masked."""
+    inputs = padded(2, LENGTH, "right" if masked else "none")
+    inputs |= labels_for(model, inputs["input_ids"])
+    if isinstance(model, LinformerForCausalLM | LinformerForConditionalGeneration):
+        inputs["use_cache"] = False
+    if not masked:
+        del inputs["attention_mask"]
+    return inputs
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("model_class", MODELS, ids=names)
+def test_compiled_a_model_is_one_graph_with_the_same_answers_and_gradients(model_class, masked):
+    model = build(model_class)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    inputs = example(model, masked)
+    assert_close(answers_and_gradients(compiled, model, inputs), answers_and_gradients(model, model, inputs))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_an_encoder_decoder_takes_the_inputs_of_its_decoder():
+    model = build(LinformerForConditionalGeneration)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    inputs = {**padded(2, LENGTH, "left"), "decoder_input_ids": ids(2, 9), "use_cache": False}
+    assert_close(compiled(**inputs).to_tuple(), model(**inputs).to_tuple())
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_one_compiled_graph_serves_many_batches():
+    model = build(LinformerForSequenceClassification)
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
+    for inputs in every_padding([(2, 9), (3, 14), (4, 23), (5, LONGEST)]):
+        with torch.no_grad():
+            assert_close(compiled(**inputs).logits, model(**inputs).logits)
+    assert len(graphs) <= 2  # at most one for each side of the point where another order of the products is cheaper
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler")
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("model_class", [LinformerForSequenceClassification, LinformerForCausalLM], ids=names)
+def test_compiled_to_machine_code(model_class):
+    model = build(model_class)
+    compiled = torch.compile(model, fullgraph=True)
+    inputs = example(model, masked=True)
+    answers, exact = answers_and_gradients(compiled, model, inputs), answers_and_gradients(model, model, inputs)
+    assert_close(answers, exact, rtol=1e-4, atol=1e-5)
+
+
+# --- torch.export ---
+
+
+def exported(model, **inputs):
+    """The model as a graph for any number of texts, of any length."""
+    batch = Dim("batch")
+    sizes = {
+        name: {0: batch, 1: Dim(f"{name.split('_')[0]}_length", min=1, max=LONGEST)} if torch.is_tensor(value) else None
+        for name, value in inputs.items()
+    }
+    if "attention_mask" in sizes:
+        sizes["attention_mask"] = sizes["input_ids"]
+    return torch.export.export(model, (), inputs, dynamic_shapes=sizes).module()
+
+
+@pytest.mark.parametrize(
+    ("model_class", "variant"),
+    [
+        *((LinformerForSequenceClassification, variant) for variant in VARIANTS),
+        *((LinformerForCausalLM, variant) for variant in VARIANTS if variant not in ONLY_OF_ENCODERS),
+        *((model, variant) for model in (LinformerModel, *HEADS) for variant in ("default", "dynamic", "mean")),
+    ],
+    ids=names,
+)
+def test_one_exported_graph_serves_every_batch_length_and_padding(model_class, variant):
+    model = build(model_class, **VARIANTS[variant])
+    options = {"use_cache": False} if model_class is LinformerForCausalLM else {}
+    graph = exported(model, **padded(2, LENGTH, "right"), **options)
+    for inputs in every_padding():
+        with torch.no_grad():
+            answers, expected = graph(**inputs, **options), model(**inputs, **options)
+        assert type(answers) is type(expected)
+        assert_close(answers.to_tuple(), expected.to_tuple(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+@pytest.mark.parametrize("model_class", [LinformerModel, LinformerForCausalLM], ids=names)
+def test_one_exported_graph_without_a_mask_serves_every_batch_and_length(model_class, projection):
+    """Without padding, too, how many rows there are depends on the length, which the graph does not know."""
+    model = build(model_class, projection=projection)
+    options = {"use_cache": False} if model_class is LinformerForCausalLM else {}
+    graph = exported(model, input_ids=ids(), **options)
+    for sizes in SIZES:
+        input_ids = ids(*sizes)
+        with torch.no_grad():
+            assert_close(graph(input_ids=input_ids, **options)[0], model(input_ids, **options)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_one_exported_encoder_decoder_serves_every_source_and_target():
+    model = build(LinformerForConditionalGeneration)
+    graph = exported(model, **padded(2, LENGTH, "right"), decoder_input_ids=ids(2, 9), use_cache=False)
+    for inputs in every_padding([(1, 1), (3, 17), (2, LONGEST)]):
+        for length in (1, 13, LONGEST):
+            inputs = {**inputs, "decoder_input_ids": ids(len(inputs["input_ids"]), length), "use_cache": False}
+            with torch.no_grad():
+                assert_close(graph(**inputs).logits, model(**inputs).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("projected_length", "sharing", "keys", "queries"),
+    [
+        (2, "headwise", "sequence first", "folded"),
+        (24, "headwise", "sequence first", "per head"),
+        (24, "none", "features first", "per head"),
+        (2, "none", "sequence first", "folded"),
+    ],
+)
+def test_an_exported_graph_has_the_order_that_is_cheapest_for_long_inputs(projected_length, sharing, keys, queries):
+    attention = LinformerAttention(32, 8, max_length=4096, projected_length=projected_length, sharing=sharing)
+    plan = attention.plan(4096)
+    assert (plan.keys, plan.queries) == (keys, queries)
+    sizes = {0: Dim("batch"), 1: Dim("length", min=1, max=4096)}
+    graph = torch.export.export(attention, (torch.randn(2, 2, 32),), dynamic_shapes=(sizes,))  # where little is cheapest
+    x, work = torch.randn(1, 4096, 32), []
+    for function in (attention, graph.module()):
+        with FlopCounterMode(display=False) as counter:
+            function(x)
+        work.append(counter.get_total_flops())
+    assert work[0] == work[1] > 0
+
+
+# --- ONNX ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_class", "projection"),
+    [
+        *((LinformerForSequenceClassification, projection) for projection in PROJECTIONS),
+        *((model, projection) for model in (LinformerModel, *HEADS) for projection in ("linear", "dynamic")),
+    ],
+    ids=names,
+)
+# PyTorch's exporter copies trees of its own making through a class it calls deprecated
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+# and says that an axis which two inputs have in common has one name
+@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
+def test_onnx_runtime_gives_the_same_for_every_batch_length_and_padding(model_class, projection, tmp_path):
+    model = build(model_class, projection=projection)
+    inputs = padded(2, LENGTH, "right")
+    inputs["token_type_ids"] = torch.randint(2, inputs["input_ids"].shape)  # tokenizers give them too
+
+    sizes = {0: "batch", 1: "length"}
+    program = torch.onnx.export(model, kwargs=inputs, dynamic_shapes=dict.fromkeys(inputs, sizes), dynamo=True, verbose=False)
+    program.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+
+    for inputs in every_padding():
+        inputs["token_type_ids"] = torch.randint(2, inputs["input_ids"].shape)
+        answers = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        with torch.no_grad():
+            expected = model(**inputs).to_tuple()
+        assert_close([torch.from_numpy(answer) for answer in answers], list(expected), rtol=1e-4, atol=1e-4)
