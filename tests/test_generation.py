@@ -126,8 +126,19 @@ def test_generation_goes_on_from_a_cache_that_was_kept():
 
 
 def test_a_prompt_can_be_read_in_pieces():
-    model, prompt = build(LinformerForCausalLM, max_position_embeddings=64), ids(2, 20)
-    assert torch.equal(generate(model, prompt, do_sample=False, prefill_chunk_size=7), generate(model, prompt, do_sample=False))
+    model = build(LinformerForCausalLM, max_position_embeddings=64)
+    padded, mask = left_padded([ids(1, 20), ids(1, 6)])  # the first pieces of the second are padding
+    options = {"attention_mask": mask, "do_sample": False}
+    assert torch.equal(generate(model, padded, prefill_chunk_size=7, **options), generate(model, padded, **options))
+    with pytest.raises(ValueError, match=r"no real token in examples \[1\]"):
+        generate(model, padded, attention_mask=mask * torch.tensor([[1], [0]]))
+
+
+def test_the_cache_of_a_translator_has_the_layers_of_its_decoder():
+    model = build(LinformerForConditionalGeneration, num_decoder_layers=3)
+    cache = LinformerCache(model.config)
+    model(ids(), decoder_input_ids=ids(2, 5), past_key_values=cache)
+    assert [layer.get_seq_length() for layer in cache.layers] == [5, 5, 5]
 
 
 @pytest.mark.parametrize("cached", [0, 13])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import accelerate
 import pytest
 import torch
 from hypothesis import given
@@ -495,12 +496,21 @@ def test_the_code_travels_with_a_checkpoint(tmp_path):
         assert_close(torch.load(answer), run(model, torch.arange(3, 24)[None]))
 
 
-@pytest.mark.parametrize("first", ["linformer_kit", "transformers", "from linformer_kit import LinformerModel"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import linformer_kit, transformers",
+        "import transformers, linformer_kit",
+        "from linformer_kit import LinformerModel",
+        "import linformer_kit, importlib.util; importlib.util.find_spec('transformers')",
+        "import linformer_kit.models.modeling_linformer_seq2seq",
+        "import linformer_kit.models.configuration_linformer",
+        "import linformer_kit; from transformers import BertModel",
+    ],
+)
 def test_auto_classes_know_the_models_whichever_is_imported_first(first):
-    second = "transformers" if "linformer" in first else "linformer_kit"
     lines = [
-        first if first.startswith("from") else f"import {first}",
-        f"import {second}",
+        first,
         "from transformers import AutoConfig, AutoModel",
         "config = AutoConfig.for_model('linformer', hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)",
         "print(type(AutoModel.from_config(config)).__name__)",
@@ -519,6 +529,9 @@ def test_a_configuration_survives_its_file_and_keeps_what_others_stored(tmp_path
     stored = json.loads(path.read_text()) | {"torch_dtype": "float32", "_name_or_path": "x", "temperature": 0.5, "key_of_2030": 1}
     path.write_text(json.dumps(stored))
     assert AutoConfig.from_pretrained(tmp_path).key_of_2030 == 1
+    for name in ("mask_token_id", "sep_token_id", "cls_token_id", "torchscript", "unsloth_version", "layer_types"):
+        path.write_text(json.dumps(stored | {name: None}))
+        AutoConfig.from_pretrained(tmp_path)
     path.write_text(json.dumps(stored | {"projected_lenght": 4}))
     with pytest.raises(TypeError, match="no field 'projected_lenght'; did you mean 'projected_length'"):
         AutoConfig.from_pretrained(tmp_path)
@@ -553,6 +566,96 @@ def test_pooling_takes_the_mean_or_the_first_of_the_real_tokens():
             [row[real].mean(dim=0) if pooling == "mean" else row[real][0] for row, real in zip(hidden, mask, strict=True)]
         )
         assert_close(run(model, input_ids, attention_mask=mask), model.classifier(model.head(pooled)))
+
+
+@every_model
+def test_a_subclass_of_another_name_has_the_same_loss(model_class):
+    model, input_ids = build(model_class), ids()
+    labels = labels_for(model, input_ids)
+    renamed = type("Mine", (model_class,), {})(model.config).eval()
+    renamed.load_state_dict(model.state_dict())
+    if labels:
+        assert_close(renamed(input_ids, **labels).loss, model(input_ids, **labels).loss)
+
+
+@pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression"])
+def test_the_loss_of_several_batches_is_that_of_one(problem):
+    """As transformers accumulates gradients: each batch says its part of all that is to be predicted."""
+    model, input_ids = build(LinformerForSequenceClassification, problem_type=problem), ids(8)
+    labels = torch.randint(3, (8,)) if problem.startswith("single") else torch.randint(2, (8, 3))
+    parts = zip(input_ids.split(2), labels.split(2), strict=True)
+    loss = sum(model(part, labels=some, num_items_in_batch=labels.numel()).loss for part, some in parts)
+    assert_close(loss, model(input_ids, labels=labels).loss)
+
+
+def test_labels_need_not_be_contiguous():
+    input_ids = ids(2, LENGTH + 3)[:, :LENGTH]
+    for model_class in (LinformerForMaskedLM, LinformerForCausalLM, LinformerForConditionalGeneration):
+        assert model_class(config())(input_ids, labels=input_ids).loss.isfinite()
+    assert LinformerForTokenClassification(config())(input_ids, labels=input_ids % 3).loss.isfinite()
+
+
+def test_float_masks_of_zeros_and_ones_are_taken():
+    model, input_ids = build(LinformerModel), ids()
+    mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])
+    assert torch.equal(run(model, input_ids, attention_mask=mask.float()), run(model, input_ids, attention_mask=mask))
+
+
+def test_the_encoder_of_a_resized_translator_can_be_saved_by_itself(tmp_path):
+    for tied in (True, False):
+        model = build(LinformerForConditionalGeneration, tie_word_embeddings=tied)
+        model.resize_token_embeddings(VOCABULARY + 10, pad_to_multiple_of=8)
+        model.get_encoder().save_pretrained(tmp_path)
+        assert AutoModel.from_pretrained(tmp_path).config.vocab_size == 64
+
+
+def test_a_translator_obeys_its_own_configuration():
+    model = build(LinformerForConditionalGeneration)
+    model.set_attn_implementation("eager")
+    model.config.use_cache, model.config.output_attentions, model.config.output_hidden_states = False, True, True
+    output = model(ids(), decoder_input_ids=ids())
+    assert output.past_key_values is None
+    assert len(output.cross_attentions) == len(output.encoder_attentions) == 2
+    assert len(output.decoder_hidden_states) == len(output.encoder_hidden_states) == 3
+
+
+class Packed(torch.nn.Linear):
+    """Weights stored as bytes, as quantised ones are."""
+
+    def __init__(self, linear):
+        super().__init__(linear.in_features, linear.out_features)
+        self.bias = linear.bias
+        self.real = linear.weight.data
+        self.weight = torch.nn.Parameter(torch.zeros_like(linear.weight, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.real, self.bias)
+
+
+@every_variant
+def test_weights_of_another_kind_are_left_to_their_layers(variant):
+    for model_class in (LinformerModel, LinformerForCausalLM):
+        model = build(model_class, **VARIANTS[variant])
+        packed = copy.deepcopy(model)
+        for module in [*packed.modules()]:
+            for name, child in module.named_children():
+                if type(child) is torch.nn.Linear and name != "lm_head":
+                    setattr(module, name, Packed(child))
+        for input_ids in (ids(), ids(30)):  # also more rows than are computed at once
+            with torch.no_grad():
+                assert_close(run(packed, input_ids), run(model, input_ids))
+
+
+@every_model
+@pytest.mark.parametrize("variant", ["default", "layerwise", "dynamic", "per head"])
+def test_offloaded_weights_come_when_they_are_needed(model_class, variant):
+    model = build(model_class, **VARIANTS[variant])
+    batches = (ids(), ids(30))
+    with torch.no_grad():
+        expected = [run(model, input_ids) for input_ids in batches]
+        offloaded = accelerate.cpu_offload(copy.deepcopy(model))
+        for input_ids, answer in zip(batches, expected, strict=True):
+            assert_close(run(offloaded, input_ids), answer, rtol=1e-4, atol=1e-5)
 
 
 @given(length=st.integers(1, 32), projected_length=st.integers(1, 40), heads=st.sampled_from([1, 2, 4]), layers=st.integers(1, 3))

@@ -54,7 +54,7 @@ def test_wrong_ids(model_class, wrong, message):
         (torch.tensor([[1] * 21, [0] * 21]), r"attention_mask has no real token in examples \[1\]: drop them"),
         (torch.full((2, 21), 2), r"attention_mask holds integers from 2 to 2; only 0 \(padding\) and 1"),
         (torch.zeros(2, 21).long(), r"no real token in examples \[0, 1\]"),
-        (torch.ones(2, 21), r"attention_mask is torch.float32; it must be boolean, or integers 0 and 1"),
+        (torch.full((2, 21), 0.5), r"attention_mask is torch.float32; it must be boolean, or integers 0 and 1"),
     ],
 )
 def test_wrong_masks(model_class, mask, message):
@@ -74,7 +74,8 @@ def test_wrong_masks(model_class, mask, message):
         (LinformerForSequenceClassification, torch.tensor([0, 3]), r"labels holds 3; only 0 … 2"),
         (LinformerForSequenceClassification, torch.tensor([0, 1, 2]), r"labels has shape \(3,\); it must be \(2,\)"),
         (LinformerForSequenceClassification, torch.rand(2, 4), r"labels has shape \(2, 4\).*multi_label.* must be \(2, 3\)"),
-        (LinformerForConditionalGeneration, torch.full((2, 5), VOCABULARY), r"holds ids from 1 to 50 but the vocabulary has 50"),
+        (LinformerForConditionalGeneration, torch.full((2, 5), VOCABULARY), r"labels holds 50; only 0 … 49"),
+        (LinformerForConditionalGeneration, torch.ones(5).long(), r"labels has shape \(5,\); it must be \(batch, length\)"),
     ],
 )
 def test_wrong_labels(model_class, labels, message):
@@ -101,6 +102,10 @@ def test_wrong_inputs_of_other_kinds():
         model(inputs_embeds=torch.randn(2, LENGTH, 15))
     with pytest.raises(ValueError, match=r"position_ids holds values from 32 to 32; only 0 … 31"):
         model(ids(), position_ids=torch.full((2, LENGTH), 32))
+    with pytest.raises(ValueError, match=r"position_ids has shape \(1, 20\); it must be \(2, 21\)"):
+        model(ids(), position_ids=torch.arange(20)[None])
+    with pytest.raises(ValueError, match="position_ids begin again within an example, as if several texts were packed"):
+        model(ids(), position_ids=torch.arange(LENGTH)[None] % 10)
     with pytest.raises(ValueError, match=r"token_type_ids holds values from 2 to 2; only 0 … 1"):
         model(ids(), token_type_ids=torch.full((2, LENGTH), 2))
     with pytest.raises(ValueError, match="encoder_hidden_states is given but add_cross_attention is False"):
@@ -142,6 +147,10 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
         ({"rescale": True, "projection": "mean"}, "drop rescale"),
         ({"sharing": "none", "projection": "mean"}, "has no matrices"),
         ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"eos_token_id": 50}, "eos_token_id is 50 but vocab_size is 50"),
+        ({"eos_token_id": [2, 77]}, "eos_token_id is 77 but vocab_size is 50"),
+        ({"layer_norm_eps": -1.0}, "layer_norm_eps is -1.0; it must be larger than 0"),
+        ({"add_cross_attention": True}, "only a decoder attends to a source"),
         ({"type_vocab_size": -1}, "type_vocab_size is -1; it must be 0"),
         ({"pad_token_id": 50}, "pad_token_id is 50 but vocab_size is 50; choose one of 0 … 49"),
     ],
@@ -154,6 +163,15 @@ def test_values_that_mean_nothing_or_contradict_each_other(wrong, message):
         setattr(changed, name, value)
     with pytest.raises(ValueError, match=message):  # models look again
         LinformerModel(changed)
+
+
+def test_models_refuse_what_means_nothing_to_them():
+    with pytest.raises(ValueError, match="num_labels is 0; it must be at least 1"):
+        config(num_labels=0)
+    with pytest.raises(ValueError, match="the first token of a causal decoder has seen nothing else; use 'mean'"):
+        LinformerForSequenceClassification(config(is_decoder=True, classifier_pooling="first"))
+    with pytest.raises(ValueError, match="a causal LM has no source; use LinformerForConditionalGeneration"):
+        LinformerForCausalLM(config(is_decoder=True, add_cross_attention=True))
 
 
 def test_wrong_types_are_refused_by_their_field():

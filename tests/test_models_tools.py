@@ -337,3 +337,26 @@ def test_the_trainer_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(gradie
     assert resumed.state.global_step == 30
     for name, parameter in resumed.model.named_parameters():
         assert torch.equal(parameter, whole.model.get_parameter(name)), name
+
+
+def test_smoothed_labels_of_a_causal_model_are_shifted(tmp_path):
+    """Trainer smooths labels itself, and has to know that this model predicts the next token."""
+    model = build(LinformerForCausalLM)
+    input_ids = ids()
+    arguments = TrainingArguments(tmp_path, label_smoothing_factor=1e-9, report_to=[], use_cpu=True)
+    loss = Trainer(model=model, args=arguments).compute_loss(model, {"input_ids": input_ids, "labels": input_ids})
+    assert_close(loss, model(input_ids, labels=input_ids).loss, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
+def test_prompts_can_be_tuned_and_projections_trained_beside_adapters(sharing):
+    model, input_ids = build(LinformerForCausalLM, sharing=sharing), ids()
+    prompted = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    prompted(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), labels=input_ids).loss.backward()
+    assert any(parameter.grad is not None for name, parameter in prompted.named_parameters() if "prompt" in name)
+    options = {"target_modules": ["query"], "modules_to_save": ["projection"]}
+    adapted = peft.get_peft_model(
+        build(LinformerForSequenceClassification, sharing=sharing), peft.LoraConfig(task_type="SEQ_CLS", **options)
+    )
+    adapted(input_ids=input_ids, labels=torch.tensor([0, 1])).loss.backward()
+    assert any(parameter.grad is not None for name, parameter in adapted.named_parameters() if "projection.modules_to_save" in name)

@@ -5,7 +5,7 @@ order, its Auto classes and pipelines know the models.
 """
 
 import sys
-from importlib import abc, import_module, util
+from importlib import abc, import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -30,6 +30,8 @@ _HOMES = {
 }
 # the modules that import transformers
 _OF_TRANSFORMERS = tuple(f"{__name__}.models.{kind}_linformer" for kind in ("auto", "cache", "configuration", "modeling"))
+
+__all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:  # the same names again, where type checkers and editors look for them
     from .models.attention_linformer import LinformerAttention as LinformerAttention
@@ -64,29 +66,35 @@ def __dir__() -> list[str]:
 
 def _register() -> None:
     """Make the models known to the Auto classes."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _WhenTransformersIsImported)]
     import_module(".models.auto_linformer", __name__)
 
 
 class _WhenTransformersIsImported(abc.MetaPathFinder):
-    """Registers the models right after the first import of transformers, which is slow and not for us to ask for."""
+    """Registers the models right after transformers, or our modules that import it, are loaded: it is slow, not ours to ask for."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != "transformers":
+        if fullname != "transformers" and not fullname.startswith(_OF_TRANSFORMERS):
             return None
-        sys.meta_path.remove(self)
-        spec = util.find_spec(fullname)
+        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
-            return None
+            return spec
         execute = spec.loader.exec_module
 
         def execute_and_register(module):
             execute(module)
-            # unless our own modules are what imports it: they are not complete yet, and registered by `__getattr__`
-            if not any(name.startswith(_OF_TRANSFORMERS) for name in sys.modules):
+            # what is still being loaded cannot be registered yet; it will come here too
+            loading = [name for name in sys.modules if name == "transformers" or name.startswith(_OF_TRANSFORMERS)]
+            if self in sys.meta_path and not any(_is_loading(name) for name in loading if name != fullname):
                 _register()
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
+
+
+def _is_loading(name: str) -> bool:
+    return getattr(getattr(sys.modules[name], "__spec__", None), "_initializing", False)
 
 
 if "transformers" in sys.modules:

@@ -198,7 +198,7 @@ class LinformerAttention(MultiHeadLayer):
         output is b_O. `projection` is the shared one, under `sharing="layerwise"` only. With `need_weights` the
         (B, H, L, K) weights come too.
         """
-        check_features("x", x, self.embed_dim, next(self.parameters()))
+        check_features("x", x, self.embed_dim, self._like(x))
         if context is None and mask is not None:
             # as queries, too, what stands behind the mask would reach the gradients of the weights
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
@@ -208,7 +208,7 @@ class LinformerAttention(MultiHeadLayer):
     def project(self, context: Tensor, mask: Tensor | None = None, projection: Projection | None = None) -> KeysValues:
         """The keys and values of `context` (B, N, C): what is worth keeping when many queries will come, one after another."""
         projection = self._projection(projection)
-        check_features("context", context, self.embed_dim, next(self.parameters()))
+        check_features("context", context, self.embed_dim, self._like(context))
         projection.check_length(context.shape[1])
         lengths_B = None
         if mask is not None:
@@ -229,12 +229,12 @@ class LinformerAttention(MultiHeadLayer):
 
     def attend(self, x: Tensor, context: KeysValues, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Attend from `x` (B, L, C) to a context that `project` has prepared."""
-        check_features("x", x, self.embed_dim, next(self.parameters()))
+        check_features("x", x, self.embed_dim, self._like(x))
         if context.keys_BGKD.shape[0] != x.shape[0]:
             raise ValueError(
                 f"x holds {x.shape[0]} examples but context {context.keys_BGKD.shape[0]}; give each example its context"
             )
-        kept, now = context.keys_BGKD, computed_dtype(next(self.parameters()))
+        kept, now = context.keys_BGKD, computed_dtype(self._like(x))
         if (kept.dtype, kept.device) != (now, x.device):
             raise ValueError(
                 f"the context was projected to {kept.dtype} on {kept.device} but here everything is {now} on {x.device}; "

@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .configuration_linformer import LinformerConfig
 from .modeling_linformer import (
@@ -35,3 +36,5 @@ MODELS = {
 AutoConfig.register("linformer", LinformerConfig, exist_ok=True)
 for auto_class, model_class in MODELS.items():
     auto_class.register(LinformerConfig, model_class, exist_ok=True)
+# by this list of names Trainer knows whose labels to shift when it smooths them
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["linformer"] = LinformerForCausalLM.__name__

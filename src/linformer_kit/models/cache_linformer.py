@@ -74,7 +74,8 @@ class LinformerCache(Cache):
     """
 
     def __init__(self, config: LinformerConfig):
-        super().__init__(layers=[LinformerCacheLayer() for _ in range(config.num_hidden_layers)])
+        layers = config.num_decoder_layers if config.is_encoder_decoder else None
+        super().__init__(layers=[LinformerCacheLayer() for _ in range(layers or config.num_hidden_layers)])
 
     @property
     def nbytes(self) -> int:

@@ -164,7 +164,7 @@ class CausalLinformerAttention(MultiHeadLayer):
 
     def _advance(self, x: Tensor, cache, mask, projection, need_weights=False, keep=False):
         """Join new tokens to the open block, summarise what is finished, attend: output, weights, and the cache to `keep`."""
-        check_features("x", x, self.embed_dim, next(self.parameters()))
+        check_features("x", x, self.embed_dim, self._like(x))
         projection = self._projection(projection)
         slots = projection.rows(self.block_length)
         new: Count = x.shape[1]

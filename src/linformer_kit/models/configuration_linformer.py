@@ -19,8 +19,14 @@ POOLINGS = ("mean", "first")
 OF_HUGGING_FACE = {
     *("num_labels", "name_or_path", "model_type", "torch_dtype", "attn_implementation", "experts_implementation"),
     *("output_attentions", "per_layer_config", "auto_map", "custom_pipelines", "quantization_config", "tokenizer_class"),
-    *("is_encoder_decoder", "finetuning_task", "task_specific_params", "use_return_dict", "tie_last_hidden_states"),
+    *("finetuning_task", "task_specific_params", "use_return_dict", "tie_last_hidden_states"),
+    # of the tokenizer, and of earlier versions
+    *("cls_token_id", "sep_token_id", "mask_token_id", "unk_token_id", "torchscript", "gradient_checkpointing", "pruned_heads"),
+    *("prefix", "use_bfloat16", "tie_encoder_decoder", "cross_attention_hidden_size"),
 }
+
+# how near an unknown key must come to a field, from 0 to 1, when it may also be somebody else's
+SURELY_MISSPELT = 0.9
 
 logger = logging.get_logger(__name__)
 
@@ -105,10 +111,12 @@ class LinformerConfig(PreTrainedConfig):
         """As always; but what a later version of transformers may have stored is kept, unless it looks like a misspelt field."""
         names = [field.name for field in fields(cls)]
         for name in kwargs:  # what is not a field may be an option of `from_pretrained`
-            if name not in names and (hint := nearest_of(name, names, cutoff=0.8)):
+            if name not in names and (hint := nearest_of(name, names, SURELY_MISSPELT)):
                 raise TypeError(f"LinformerConfig has no field {name!r}{hint}")
         unknown = [
-            name for name in config_dict if name not in names and not is_of_hugging_face(name) and not nearest_of(name, names)
+            name
+            for name in config_dict
+            if name not in names and not is_of_hugging_face(name) and not nearest_of(name, names, SURELY_MISSPELT)
         ]
         if unknown:
             logger.warning(f"these keys of the configuration mean nothing to a Linformer and are kept as they are: {unknown}")
@@ -144,8 +152,20 @@ class LinformerConfig(PreTrainedConfig):
                 f"slots={self.slots} is more than block_length={self.block_length}: a finished block is shortened to `slots` "
                 "rows; choose fewer slots, or longer blocks"
             )
-        for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
-            value = getattr(self, name)
+        if self.num_labels is not None and self.num_labels < 1:
+            raise ValueError(f"num_labels is {self.num_labels}; it must be at least 1")
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}; it must be larger than 0")
+        if self.add_cross_attention and not self.is_decoder:
+            raise ValueError(
+                "add_cross_attention=True, but is_decoder=False: only a decoder attends to a source; set both, or neither"
+            )
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        named = [(name, getattr(self, name)) for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id")]
+        for name, value in [*named, *(("eos_token_id", end) for end in ends)]:
             if value is not None and not 0 <= value < self.vocab_size:
                 raise ValueError(f"{name} is {value} but vocab_size is {self.vocab_size}; choose one of 0 … {self.vocab_size - 1}")
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention_linformer import LinformerAttention
-from .multihead_linformer import linear_into
+from .multihead_linformer import can_be_taken_apart, linear_into
 from .projection_linformer import Projection, make_projection
 from .validation_linformer import (
     boolean,
@@ -31,7 +31,8 @@ ROWS = 512
 def feed_forward(x_BNC: Tensor, inner: nn.Linear, activation: Callable[[Tensor], Tensor], outer: nn.Linear) -> Tensor:
     """`activation(X W_1 + b_1) W_2 + b_2`."""
     rows_XC = x_BNC.flatten(0, -2)
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or rows_XC.shape[0] <= ROWS:
+    in_one = torch.is_grad_enabled() or torch.compiler.is_compiling() or rows_XC.shape[0] <= ROWS
+    if in_one or not (can_be_taken_apart(inner) and can_be_taken_apart(outer)):
         return outer(activation(inner(x_BNC)))
     output_XC = x_BNC.new_empty(rows_XC.shape[0], outer.out_features, dtype=computed_dtype(outer.weight))
     for first in range(0, rows_XC.shape[0], ROWS):

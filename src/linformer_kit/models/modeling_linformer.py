@@ -33,6 +33,7 @@ from .encoder_linformer import feed_forward
 from .multihead_linformer import MultiHeadLayer
 from .projection_linformer import Projection, at_least_float32, make_projection, repeated_rows
 from .validation_linformer import (
+    can_read_values,
     check_classes,
     check_embedded,
     check_ids,
@@ -323,6 +324,11 @@ class LinformerModel(LinformerPreTrainedModel):
 
     def resize_positions(self, length: int) -> None:
         positions = self.embeddings.position_embeddings
+        if self.config.position_embedding == "learned" and not isinstance(positions, nn.Embedding):
+            raise ValueError(
+                f"position_embeddings is a {type(positions).__name__}, which cannot be resized; resize before adapters are added, "
+                "or merge them first"
+            )
         if isinstance(positions, nn.Embedding):
             weight = repeated_rows(positions.weight, length)
             self.embeddings.position_embeddings = nn.Embedding.from_pretrained(weight, freeze=not positions.weight.requires_grad)
@@ -361,13 +367,15 @@ class LinformerModel(LinformerPreTrainedModel):
         self._check_length(seen + length)
         mask_BN = None
         if attention_mask is not None:
-            mask_BN = padding_mask("attention_mask", attention_mask, (batch, seen + length), words_BNC.device)
+            # what is read in pieces may begin with a piece of padding
+            shape, in_pieces = (batch, seen + length), past_key_values is not None
+            mask_BN = padding_mask("attention_mask", attention_mask, shape, words_BNC.device, allow_empty=in_pieces)
         if position_ids is None:
             position_ids = self._positions(mask_BN, seen, length, words_BNC.device)
-        elif isinstance(self.embeddings.position_embeddings, nn.Embedding):
-            check_indices("position_ids", position_ids, self.embeddings.position_embeddings.num_embeddings)
+        else:
+            self._check_positions(position_ids, batch, length, attention_mask)
         if token_type_ids is not None:
-            check_indices("token_type_ids", token_type_ids, max(1, self.config.type_vocab_size))
+            check_indices("token_type_ids", token_type_ids, max(1, self.config.type_vocab_size), batch, length)
         if mask_BN is not None and seen:
             mask_BN = padding_mask("attention_mask", mask_BN[:, seen:], (batch, length), words_BNC.device, allow_empty=True)
         source_mask_BN = None
@@ -431,6 +439,17 @@ class LinformerModel(LinformerPreTrainedModel):
                 f"model.resize_position_embeddings({length})"
             )
 
+    def _check_positions(self, position_ids: Tensor, batch: int, length: int, attention_mask: Tensor | None) -> None:
+        table = self.embeddings.position_embeddings
+        check_indices(
+            "position_ids", position_ids, table.num_embeddings if isinstance(table, nn.Embedding) else None, batch, length
+        )
+        if attention_mask is None and can_read_values(position_ids) and bool((position_ids.diff(dim=1) < 0).any()):
+            raise ValueError(
+                "position_ids begin again within an example, as if several texts were packed into it: they would see each other; "
+                "give each text a row of its own, padded, with an attention_mask"
+            )
+
     @staticmethod
     def _positions(mask_BN: Tensor | None, seen: int, length: int, device: torch.device) -> Tensor:
         """A token's position is its rank among the real ones, so padding may stand anywhere."""
@@ -467,6 +486,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig):
         super().__init__(config)
+        self.loss_type = "ForMaskedLM"  # not by the name of the class, which subclasses change
         if config.is_decoder:
             raise ValueError("is_decoder=True: a masked LM has to see both sides; use LinformerForCausalLM, or is_decoder=False")
         self.model = LinformerModel(config)
@@ -498,7 +518,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         loss = None
         if labels is not None:
             check_classes("labels", labels, logits)
-            loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
+            loss = self.loss_function(logits, labels.contiguous(), vocab_size=logits.shape[-1], **kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 
@@ -516,6 +536,9 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig):
         super().__init__(config)
+        self.loss_type = "ForSequenceClassification"
+        if config.is_decoder and config.classifier_pooling == "first":
+            raise ValueError("classifier_pooling='first': the first token of a causal decoder has seen nothing else; use 'mean'")
         self.model = LinformerModel(config)
         self.head = LinformerHead(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
@@ -549,14 +572,17 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
             self.config.problem_type = "regression" if logits.shape[-1] == 1 else kind
         if self.config.problem_type == "single_label_classification":
             check_classes("labels", labels, logits)
-            return self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+            return self.loss_function(labels=labels.contiguous(), pooled_logits=logits, config=self.config, **kwargs)
         if labels.numel() != logits.numel() or labels.shape[0] != logits.shape[0]:
             raise ValueError(
                 f"labels has shape {tuple(labels.shape)} but for problem_type={self.config.problem_type!r} it must be "
                 f"{tuple(logits.shape)}, a number for each of the {logits.shape[-1]} labels"
             )
-        targets = labels.to(logits.dtype).view_as(logits)
-        return self.loss_function(labels=targets, pooled_logits=logits, config=self.config, **kwargs)
+        targets = labels.to(logits.dtype).reshape(logits.shape)
+        loss = self.loss_function(labels=targets, pooled_logits=logits, config=self.config, **kwargs)
+        # the mean over all batches that a step accumulates, as transformers does for classes only
+        items = kwargs.get("num_items_in_batch")
+        return loss if items is None else loss * targets.numel() / items
 
 
 def pooled(hidden_BNC: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
@@ -582,6 +608,7 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig):
         super().__init__(config)
+        self.loss_type = "ForTokenClassification"
         self.model = LinformerModel(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
@@ -605,7 +632,7 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
         loss = None
         if labels is not None:
             check_classes("labels", labels, logits)
-            loss = self.loss_function(logits, labels, self.config, **kwargs)
+            loss = self.loss_function(logits, labels.contiguous(), self.config, **kwargs)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 
@@ -619,6 +646,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig):
         super().__init__(config)
+        self.loss_type = "ForQuestionAnswering"
         self.model = LinformerModel(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
@@ -664,7 +692,10 @@ class LinformerGenerationMixin(GenerationMixin):
                 f"cache_implementation is {generation_config.cache_implementation!r}, but a Linformer keeps a LinformerCache; "
                 "leave it out"
             )
-        model_kwargs["past_key_values"] = LinformerCache(self.get_decoder().config)
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None:
+            padding_mask("attention_mask", mask, mask.shape, mask.device)  # once, for prompts that are read in pieces
+        model_kwargs["past_key_values"] = LinformerCache(self.config)
 
 
 class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
@@ -683,6 +714,9 @@ class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
         config = copy.deepcopy(config)
         config.is_decoder = True
         super().__init__(config)
+        self.loss_type = "ForCausalLM"
+        if config.add_cross_attention:
+            raise ValueError("add_cross_attention=True: a causal LM has no source; use LinformerForConditionalGeneration")
         self.model = LinformerModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

@@ -83,6 +83,8 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         resized = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
         if not self.config.tie_word_embeddings:
             self.decoder.resize_token_embeddings(resized.num_embeddings)
+        for stack in (self.encoder, self.decoder):
+            stack.config.vocab_size = resized.num_embeddings
         return resized
 
     @can_return_tuple
@@ -107,8 +109,13 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
 
         `encoder_outputs`, as the encoder gave them, spare encoding the source again.
         """
+        # the stacks have configurations of their own, but one says what is wanted
+        kwargs.setdefault("output_attentions", self.config.output_attentions)
+        kwargs.setdefault("output_hidden_states", self.config.output_hidden_states)
+        if use_cache is None:
+            use_cache = self.config.use_cache and labels is None
         if labels is not None:
-            use_cache = False if use_cache is None else use_cache
+            self._check_labels(labels)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -133,7 +140,7 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         loss = None
         if labels is not None:
             check_classes("labels", labels, logits)
-            loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **kwargs)
+            loss = self.loss_function(logits, labels.contiguous(), vocab_size=logits.shape[-1], **kwargs)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -146,9 +153,16 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
             encoder_attentions=encoder_outputs.attentions,
         )
 
+    def _check_labels(self, labels: Tensor) -> None:
+        """Before they become the decoder's inputs, and an error about those would mislead."""
+        check_integers("labels", labels, "(batch, length)")
+        if labels.dim() != 2:
+            raise ValueError(f"labels has shape {tuple(labels.shape)}; it must be (batch, length)")
+        check_classes("labels", labels, self.lm_head.weight.new_empty(()).expand(*labels.shape, self.lm_head.weight.shape[0]))
+
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """The target, shifted right behind `decoder_start_token_id`; where nothing is to be predicted stands padding."""
-        check_integers("labels", labels, "(batch, length)")
+        self._check_labels(labels)
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
             raise ValueError(

@@ -116,6 +116,10 @@ class MultiHeadLayer(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
+    def _like(self, x: Tensor) -> Tensor:
+        """A tensor of the dtype and device of this layer's weights; `x` itself where they have none, as when quantised."""
+        return next((parameter for parameter in self.parameters() if parameter.is_floating_point()), x)
+
     @property
     def fused(self) -> bool:
         """Whether softmax and products are one operation; otherwise the weights are stored on the way, as the paper's were."""
@@ -150,7 +154,7 @@ class MultiHeadLayer(nn.Module):
                         f"{name}={needed!r}; make it with the layer's own options"
                     )
         for tensor in (*handed_in.parameters(), *handed_in.buffers()):
-            own = next(self.parameters())
+            own = self._like(tensor)
             if (tensor.device, tensor.dtype) != (own.device, own.dtype):
                 raise ValueError(
                     f"the projection handed in is {tensor.dtype} on {tensor.device} but this layer {own.dtype} on {own.device}; "

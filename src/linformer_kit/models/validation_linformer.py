@@ -92,7 +92,8 @@ def check_features(name: str, x: Any, width: int, like: Tensor) -> None:
         )
     if x.shape[1] == 0:
         raise ValueError(f"{name} has shape {tuple(x.shape)}: it must hold at least one token")
-    if x.device != like.device:
+    # a layer that is on meta while its input is not has been offloaded: hooks will bring its weights
+    if x.device != like.device and not like.is_meta:
         raise ValueError(f"{name} is on {x.device} but the layer is on {like.device}; move one of them with .to(device)")
     if x.dtype != like.dtype:
         # autocast leaves float64 alone
@@ -150,10 +151,12 @@ def check_integers(name: str, ids: Any, shape: str) -> None:
         raise ValueError(f"{name} is {ids.dtype}; it must hold integers, of shape {shape}")
 
 
-def check_indices(name: str, ids: Any, count: int) -> None:
+def check_indices(name: str, ids: Any, count: int | None, batch: int, length: int) -> None:
     """Refuse indices outside 0 … count - 1, by their value: on some devices they would end the process instead."""
-    check_integers(name, ids, "(batch, length)")
-    if can_read_values(ids) and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < count):
+    check_integers(name, ids, f"({batch}, {length})")
+    if tuple(ids.shape) not in ((batch, length), (1, length)):
+        raise ValueError(f"{name} has shape {tuple(ids.shape)}; it must be ({batch}, {length}), one for each token")
+    if count is not None and can_read_values(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < count):
         raise ValueError(
             f"{name} holds values from {int(ids.min())} to {int(ids.max())}; only 0 … {count - 1} are allowed: "
             "use the tokenizer the model was made for, or build the model for more"
@@ -183,7 +186,12 @@ def check_embedded(name: str, x: Any, width: int) -> None:
 
 
 def padding_mask(name: str, mask: Any, shape: Sequence[int], device: torch.device, allow_empty: bool = False) -> Tensor | None:
-    """`mask` as a boolean (batch, length) tensor, or None if all tokens are real; an example without any is refused."""
+    """`mask` as a boolean (batch, length) tensor, or None if all tokens are real; an example without any is refused.
+
+    Of floats only 0 and 1 are taken, as some libraries give them: others may be meant to be added to scores.
+    """
+    if isinstance(mask, Tensor) and mask.is_floating_point() and can_read_values(mask) and bool(((mask == 0) | (mask == 1)).all()):
+        mask = mask.bool()
     mask = boolean_mask(name, mask, torch.empty((), device=device).expand(*shape))
     if not can_read_values(mask):
         return mask
