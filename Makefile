@@ -39,6 +39,7 @@ bench: setup ## measure speed and memory beside other packages; CSVs and picture
 	$(BIN)/python benchmarks/parts.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/models.py
+	$(BIN)/python benchmarks/models_profile.py
 
 clean: ## remove what these targets made, results/ excepted
 	rm -rf $(VENV) demo .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

@@ -1,4 +1,4 @@
-"""The choices inside the layer, each timed beside what was not chosen: the numbers of docs/log.md.
+"""The choices inside layers and models, each timed beside what was not chosen: the numbers of docs/log.md.
 
 python benchmarks/choices.py        # about two minutes; writes results/choices.csv
 """
@@ -19,7 +19,7 @@ from rich.table import Table
 from linformer_kit import LinformerAttention
 from linformer_kit.bench.measure import MODES, Mode, hold_memory, make_call, seconds_of, time_interleaved
 from linformer_kit.bench.table import write_rows
-from linformer_kit.models import attention_linformer
+from linformer_kit.models import attention_linformer, encoder_linformer
 
 RESULT = Path(__file__).parent.parent / "results" / "choices.csv"
 BATCH, LENGTH, WIDTH, HEADS = 2, 4096, 512, 8
@@ -86,6 +86,20 @@ def chunks(attention: LinformerAttention, x: torch.Tensor) -> Calls:
     return {f"{size:,} queries at a time": call(size) for size in (512, 1024, 4096, 8192)}
 
 
+def feed_forward_rows(x: torch.Tensor) -> Calls:
+    """The feed-forward of a model, for several numbers of rows at a time."""
+    inner, outer = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+
+    def call(rows: int) -> Callable[[], object]:
+        def run() -> object:
+            with torch.no_grad(), patch.object(encoder_linformer, "ROWS", rows):
+                return encoder_linformer.feed_forward(x, inner, F.gelu, outer)
+
+        return run
+
+    return {f"{rows:,} rows at a time": call(rows) for rows in (256, 512, 1024, 2048, BATCH * LENGTH)}
+
+
 def convolution(x: torch.Tensor) -> Calls:
     """Taps applied by multiplying and adding up, and by an einsum."""
     windows, taps = x.unflatten(1, (128, -1)), torch.randn(LENGTH // 128, WIDTH)
@@ -115,6 +129,7 @@ def questions() -> dict[str, Calls]:
         "softmax(Q keysᵀ) values, K=128": softmax(query, keys, values),
         "chunks of queries, per head, K=128": chunks(layer(128), x),
         "chunks of queries, folded, K=32": chunks(layer(32), x),
+        "feed-forward, 4C wide": feed_forward_rows(x),
         "conv, K=128": convolution(x),
         "padding, K=128": padding(layer(128), x),
         "projections, K=128": {

@@ -13,6 +13,7 @@ from linformer_kit.bench.measure import (
     MODES,
     OK,
     OUT_OF_MEMORY,
+    OVER_TIME_LIMIT,
     Mode,
     Timing,
     as_row,
@@ -53,6 +54,7 @@ class Sweep:
     least_rounds: int
     most_rounds: int
     generation_budget: float = 40.0  # seconds for the rounds of one phase
+    most_seconds_at_half: float = 15.0  # a model that took longer at half the length is left out
 
     def batch(self, length: int) -> int:
         """Examples per batch: the same number of tokens at every length, if that is possible."""
@@ -138,9 +140,10 @@ class Benchmark:
         }
         ids = sweep.sizes.random_ids(batch, length)
         for mode in self.untimed_modes(length):
-            too_large = self.too_large(length, mode)
-            calls = {name: peer_models.make_model_call(model, ids, mode) for name, model in models.items() if name not in too_large}
-            timings = {name: Timing(OUT_OF_MEMORY) for name in too_large} | self.interleaved(calls, sweep.budgets[mode])
+            left_out = {name: Timing(OVER_TIME_LIMIT) for name in models if self.takes_too_long(name, length, mode)}
+            left_out |= {name: Timing(OUT_OF_MEMORY) for name in self.too_large(length, mode)}
+            calls = {name: peer_models.make_model_call(model, ids, mode) for name, model in models.items() if name not in left_out}
+            timings = left_out | self.interleaved(calls, sweep.budgets[mode])
             self.encoders.put(
                 [
                     {
@@ -152,6 +155,11 @@ class Benchmark:
                 ]
             )
             yield in_words(f"N={length:,} {mode}", {name: timings[name] for name in models})
+
+    def takes_too_long(self, model: str, length: int, mode: Mode) -> bool:
+        """Whether a call at half the length took so long that at this one a few rounds would take a quarter of an hour."""
+        before = self.encoders.number("seconds_median", model=model, length=length // 2, mode=mode)
+        return before is not None and before > self.sweep.most_seconds_at_half
 
     def too_large(self, length: int, mode: Mode) -> list[str]:
         """The models that are not worth starting: the system would be busy with their memory for minutes before it gives up."""
