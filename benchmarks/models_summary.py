@@ -189,6 +189,8 @@ def main(
     if into is None:
         print(table, end="")
         return
+    if not into.is_file():
+        fail(f"there is no document {into}; give the path of one that has a place for the table")
     start, end = "<!-- models: start -->\n", "<!-- models: end -->"
     text, places = re.subn(f"{start}.*?{end}", lambda _: f"{start}{table}{end}", into.read_text(encoding="utf-8"), flags=re.DOTALL)
     if places != 1:

@@ -169,6 +169,16 @@ def test_a_cache_can_be_made_repeated_selected_and_reset():
         cache.crop(-1)
 
 
+def test_the_source_follows_the_examples_that_are_selected():
+    model, sources, targets = build(LinformerForConditionalGeneration), ids(3, 20), ids(3, 6)
+    cache = model(sources, decoder_input_ids=targets[:, :5]).past_key_values
+    chosen = torch.tensor([2, 0])
+    cache.batch_select_indices(chosen)
+    expected = model(sources[chosen], decoder_input_ids=targets[chosen]).logits[:, -1:]
+    answer = model(sources[chosen], decoder_input_ids=targets[chosen][:, 5:], past_key_values=cache).logits
+    assert_close(answer, expected)
+
+
 def test_caches_of_other_kinds_and_speculation_are_refused():
     model = build(LinformerForCausalLM)
     with pytest.raises(TypeError, match="is a DynamicCache; a Linformer keeps a LinformerCache"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import (
     AutoConfig,
@@ -149,6 +150,22 @@ def test_nothing_is_left_uninitialised(model_class, variant, tmp_path):
             assert run(model, ids()).isfinite().all()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("variant", ["default", "layerwise", "dynamic", "conv", "random"])
+def test_a_projection_that_a_checkpoint_lacks_starts_as_a_fresh_one(variant):
+    """Loading starts on the meta device: what is not in the file is memory as it was found, unless it is initialised."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        fresh = LinformerModel(config(**VARIANTS[variant]))
+        without = {name: tensor for name, tensor in fresh.state_dict().items() if "projection" not in name}
+        assert len(without) < len(fresh.state_dict())
+        loaded = LinformerModel.from_pretrained(None, config=fresh.config, state_dict=without)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, tensor in loaded.state_dict().items():
+        if "projection" in name:
+            assert tensor.std().item() == pytest.approx(fresh.state_dict()[name].std().item(), rel=0.3), name
 
 
 @every_model
@@ -465,21 +482,32 @@ def test_positions_and_projections_can_be_resized(model_class, variant, tmp_path
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+def test_new_positions_repeat_the_old_ones_from_the_first():
+    model, whole = build(LinformerModel), ids(2, 32)
+    positions, E = model.embeddings.position_embeddings.weight.clone(), model.layers[0].attention.projection.weight.clone()
+    before = run(model, whole)
+    model.resize_position_embeddings(75)
+    assert_close(run(model, whole), before, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.embeddings.position_embeddings.weight, positions.repeat(3, 1)[:75])
+    assert torch.equal(model.layers[0].attention.projection.weight, E.repeat(3, 1, 1)[:75])
+
+
 def test_the_code_travels_with_a_checkpoint(tmp_path):
     """Loaded where the package is not installed, from nothing but the folder."""
     script = """
         import sys
         sys.modules["linformer_kit"] = None  # as if it were not installed
         import torch
+        from safetensors.torch import save_file
         from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
         auto = {"masked": AutoModelForMaskedLM, "seq2seq": AutoModelForSeq2SeqLM}[sys.argv[2]]
         model = auto.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
         assert "transformers_modules" in type(model).__module__
         kwargs = {"decoder_input_ids": torch.arange(9)[None] * 5 % 47 + 3} if sys.argv[2] == "seq2seq" else {}
-        torch.save(model(torch.arange(3, 24)[None], **kwargs).logits, sys.argv[3])
+        save_file({"logits": model(torch.arange(3, 24)[None], **kwargs).logits}, sys.argv[3])
     """
     for name, model_class in {"masked": LinformerForMaskedLM, "seq2seq": LinformerForConditionalGeneration}.items():
-        folder, answer = tmp_path / name, tmp_path / f"{name}.pt"
+        folder, answer = tmp_path / name, tmp_path / f"{name}.safetensors"
         model = build(model_class, sharing="layerwise")
         original = copy.copy(model_class._auto_class), copy.copy(type(model.config)._auto_class)
         try:
@@ -493,7 +521,7 @@ def test_the_code_travels_with_a_checkpoint(tmp_path):
         command = [sys.executable, "-c", textwrap.dedent(script), str(folder), name, str(answer)]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
-        assert_close(torch.load(answer), run(model, torch.arange(3, 24)[None]))
+        assert_close(load_file(answer)["logits"], run(model, torch.arange(3, 24)[None]))
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,19 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def read_machine(path: Path) -> dict:
+    """The record of an earlier run."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        fail(f"{path} is not a record of a run; remove it to measure anew, or choose another folder with --output")
+
+
 def start_over_if_needed(program: Program, folder: Path, machine: dict, fresh: bool, console: Console) -> dict:
     """Keep earlier points only if they come from this machine, these versions and this code; gives the record that holds."""
     path = folder / program.machine_file
     if path.exists() and not fresh:
-        earlier = json.loads(path.read_text())
+        earlier = read_machine(path)
         if {**earlier, "date": ""} == {**machine, "date": ""}:
             return earlier
         changed = ", ".join(name for name in machine if name != "date" and machine[name] != earlier.get(name))
@@ -120,7 +128,7 @@ def run_program(program: Program, output: Path, fresh: bool, summary: bool, quic
         if summary:
             if not (output / program.machine_file).exists():
                 fail(f"there are no measurements in {output}; run without --summary first")
-            machine = json.loads((output / program.machine_file).read_text())
+            machine = read_machine(output / program.machine_file)
             benchmark = program.make(sweeps[machine["sweep"]], output)
         else:
             sweep = program.sweeps[1 if quick else 0]
