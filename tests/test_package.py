@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "models": {"models"},
     "bench": {"bench", "models", "__init__"},
     "training": {"training", "models"},
-    "demo": {"demo", "bench", "models"},
+    "demo": {"demo", "training", "bench", "models"},
     "reference": set(),
     "cli": {"training", "bench", "demo", "models", "__init__"},
     "__init__": {"models"},

@@ -4,15 +4,18 @@ What is slow to import, torch above all, is imported inside the commands, so tha
 """
 
 import io
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from . import __version__
+from .training.errors import Stopped, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +26,10 @@ app = typer.Typer(
 )
 
 
+# what the extra `train` installs
+OF_TRAINING = {"accelerate", "datasets", "filelock", "matplotlib", "sacrebleu", "tokenizers", "yaml"}
+
+
 @contextmanager
 def short_errors() -> Iterator[None]:
     """What the user can mend ends in one line and exit code 2, Ctrl-C in one line and 130; tracebacks are for bugs."""
@@ -31,9 +38,25 @@ def short_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("Stopped.", err=True)
         raise typer.Exit(130) from None
-    except (OSError, ModuleNotFoundError) as error:
-        typer.echo(f"Error: {error}", err=True)
+    except BrokenPipeError:  # whoever read the output has seen enough; typer ends quietly
+        raise
+    except ModuleNotFoundError as error:
+        extra = '; pip install "linformer-kit[train]"' if error.name in OF_TRAINING else ""
+        typer.echo(f"Error: {error}{extra}", err=True)
         raise typer.Exit(2) from None
+    except (OSError, UserError) as error:
+        typer.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None
+    except Stopped as stop:
+        typer.echo(str(stop), err=True)
+        raise typer.Exit(stop.code) from None
+
+
+class Per(StrEnum):
+    """What one input of a file is."""
+
+    line = "line"
+    file = "file"
 
 
 def print_version(wanted: bool) -> None:
@@ -62,3 +85,73 @@ def demo(output: Annotated[Path, typer.Option(help="Folder for the picture and t
         from .demo import run
 
         run(output)
+
+
+CONFIG = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped configuration, such as imdb.")]
+OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Settings that replace those of the file: training.epochs=2 …")]
+RUN = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+
+
+@app.command()
+def prepare(config: CONFIG, overrides: OVERRIDES = None) -> None:
+    """Train a tokenizer and tokenize the data ahead of training; shows how long the texts are."""
+    with short_errors():
+        from .training.config import load_config
+        from .training.prepare import show
+
+        show(load_config(config, overrides))
+
+
+@app.command()
+def train(config: CONFIG, overrides: OVERRIDES = None) -> None:
+    """Train a model; the same command goes on with a run that was stopped or died."""
+    with short_errors():
+        from rich.console import Console
+
+        from .training.config import load_config
+        from .training.train import train
+
+        train(load_config(config, overrides), Console())
+
+
+@app.command()
+def evaluate(
+    run: RUN,
+    split: Annotated[str, typer.Option(help="Which split of the run's data: train, validation or test.")] = "test",
+    data: Annotated[str | None, typer.Option(help="Another file or folder, read as the run's data were.")] = None,
+    beams: Annotated[int, typer.Option(min=1, help="Beams of a translation.")] = 1,
+) -> None:
+    """Measure a run on its test split or another file; writes evaluation.json."""
+    with short_errors():
+        from rich.console import Console
+
+        from .training.evaluate import evaluate, table_of
+
+        Console().print(table_of(evaluate(run, split, data, beams)))
+
+
+@app.command()
+def predict(
+    run: RUN,
+    given: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT|FILE]...", help="Texts or files; else standard input.")
+    ] = None,
+    per: Annotated[Per | None, typer.Option(help="Whether a line or a whole file is one text.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many tokens to offer for a mask.")] = 5,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to go on by.")] = 50,
+    temperature: Annotated[float, typer.Option(min=0, help="Of a continuation; 0 takes the likeliest token.")] = 0.0,
+    beams: Annotated[int, typer.Option(min=1, help="Beams of a translation.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of what is drawn when temperature is not 0.")] = 0,
+) -> None:
+    """Classify, fill masks, continue or translate."""
+    with short_errors():
+        from .training.predict import Options, Predictor, as_text, read_inputs
+
+        predictor = Predictor(run, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True))
+        for answer in predictor(read_inputs(given or [], per.value if per else None, predictor.config)):
+            typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
+
+
+if __name__ == "__main__":
+    app()

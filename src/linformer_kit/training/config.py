@@ -1,0 +1,574 @@
+"""One YAML per run: its keys, their types, and how a file and the overrides of the command line become a `RunConfig`.
+
+>>> config = load_config("imdb", ["model.projected_length=64", "training.epochs=2"])
+>>> config.training.epochs, config.model["projected_length"]
+(2.0, 64)
+
+The classes below are the reference: a field's type says what is allowed, the text beside it what it means.
+`docs/configuration.md` is written from them.
+"""
+
+import codecs
+import dataclasses
+import inspect
+import math
+import re
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from ..models.validation_linformer import nearest_of
+from .errors import UserError
+
+Task = Literal["classification", "masked-lm", "causal-lm", "translation", "denoising"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Which column of the data holds what; a dot reaches into nested columns, as in `translation.en`."""
+
+    text: Annotated[str, "the text: classification and language models"] = "text"
+    pair: Annotated[str | None, "the second text of a pair, such as the hypothesis; classification"] = None
+    label: Annotated[str, "the class; classification"] = "label"
+    source: Annotated[str, "what is translated"] = "source"
+    target: Annotated[str, "its translation"] = "target"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the examples come from."""
+
+    path: Annotated[
+        str | None, "a file, a folder of files (named after their split, or one sub-folder per class), or a name on the hub"
+    ] = None
+    generated: Annotated[Literal["listops"] | None, "data made by our own code instead of `path`"] = None
+    name: Annotated[str | None, "which configuration of a hub data set; of no meaning for local files"] = None
+    revision: Annotated[str | None, "which commit, tag or branch of a hub data set"] = None
+    format: Annotated[Literal["auto", "text", "csv", "tsv", "jsonl", "parquet"], "of local files; `auto` goes by their names"] = (
+        "auto"
+    )
+    encoding: Annotated[str, "of text, CSV and TSV files"] = "utf-8"
+    sample: Annotated[Literal["line", "paragraph", "document"], "what one example of a text file is; `document`: the file"] = "line"
+    header: Annotated[list[str] | None, "names of the columns of CSV and TSV files that have no heading"] = None
+    columns: Annotated[Columns, "which column holds what"] = field(default_factory=Columns)
+    train: Annotated[str, "the split to train on"] = "train"
+    validation: Annotated[str | None, "the split to choose the best checkpoint by; found by its name, or carved out"] = None
+    test: Annotated[str | None, "the split for `linformer evaluate`; found by its name"] = None
+    validation_share: Annotated[float, "share of the training examples carved out when there is no validation split"] = 0.05
+    max_examples: Annotated[
+        int | None, "train on so many lines, rows or pairs only: drawn at random, for language models the first ones"
+    ] = None
+    streaming: Annotated[bool, "read while training instead of ahead: for corpora larger than the disk; needs `training.steps`"] = (
+        False
+    )
+    streaming_validation: Annotated[int, "when streaming without a validation split: so many first examples are held out"] = 1000
+    shuffle_buffer: Annotated[int, "when streaming: how many examples are mixed at a time"] = 10_000
+    mask_share: Annotated[float, "share of the tokens to guess; masked-lm and denoising"] = 0.15
+    span_length: Annotated[float, "mean length of a masked span; denoising"] = 3.0
+    workers: Annotated[int, "processes that tokenize"] = 1
+    cache: Annotated[str, "folder for prepared data, which runs with the same data share"] = "~/.cache/linformer-kit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """How text becomes tokens."""
+
+    from_: Annotated[str | None, "a tokenizer to load: a folder or a name on the hub; none is trained then"] = None
+    kind: Annotated[
+        Literal["bpe", "bytes", "words"], "trained: byte-level BPE; one token per byte; one token per word between spaces"
+    ] = "bpe"
+    vocab_size: Annotated[int, "of bpe and words, special tokens included"] = 8000
+    min_frequency: Annotated[int, "how often a pair or word must occur to become a token; bpe and words"] = 2
+    lowercase: Annotated[bool, "fold case before everything else"] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How the model learns. A step is one update of the weights."""
+
+    epochs: Annotated[float | None, "times through the training examples; 3 if `steps` is not given either"] = None
+    steps: Annotated[int | None, "updates of the weights, instead of `epochs`"] = None
+    batch_size: Annotated[int, "examples per step, over all processes and accumulated batches together"] = 32
+    accumulate: Annotated[int, "in how many pieces, one after the other, a process works through its share of a batch"] = 1
+    learning_rate: Annotated[float, "at its highest"] = 5e-4
+    schedule: Annotated[Literal["cosine", "linear", "constant"], "how the learning rate falls after the warm-up"] = "cosine"
+    warmup: Annotated[float, "share of the steps in which the learning rate rises"] = 0.06
+    weight_decay: Annotated[float, "of AdamW; norms and biases are left alone"] = 0.01
+    adam_beta2: Annotated[float, "of AdamW"] = 0.999
+    clip: Annotated[float, "largest norm of the gradients; 0: no limit"] = 1.0
+    label_smoothing: Annotated[float, "share of the target given to all classes or tokens alike"] = 0.0
+    evaluate_every: Annotated[int | None, "steps between evaluations on the validation split; once per epoch if not given"] = None
+    save_every: Annotated[int | None, "steps between checkpoints; evaluations save one in any case"] = None
+    keep: Annotated[int, "how many of the newest checkpoints stay, beside the best"] = 2
+    best_by: Annotated[
+        Literal["loss", "accuracy", "macro_f1"] | None,
+        "which validation metric chooses the best checkpoint; accuracy for classification and loss for the rest if not given",
+    ] = None
+    patience: Annotated[int | None, "stop early after so many evaluations without a better one"] = None
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], "`auto`: bfloat16 on GPUs that have it, float32 elsewhere"
+    ] = "auto"
+    device: Annotated[Literal["auto", "cpu"], "`auto`: a GPU if there is one"] = "auto"
+    gradient_checkpointing: Annotated[bool, "compute the layers again in the backward pass: less memory, more time"] = False
+    evaluation_batch_size: Annotated[int | None, "examples per process in evaluations; as in training if not given"] = None
+    log_every: Annotated[int, "steps between lines of metrics.jsonl"] = 10
+    report: Annotated[Literal["none", "tensorboard", "wandb"], "where else the metrics go"] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything a run is made of."""
+
+    task: Annotated[Task, "what is learnt"]
+    run: Annotated[str | None, "the folder of the run; runs/ and the name of the YAML if not given"] = None
+    seed: Annotated[int, "of everything that is drawn: weights, order, masks, dropout"] = 0
+    model: Annotated[
+        dict[str, Any],
+        "fields of LinformerConfig; `from`: a saved model to start from; `attention: full` makes it the full-attention twin",
+    ] = field(default_factory=dict)
+    data: Annotated[DataConfig, "where the examples come from"] = field(default_factory=DataConfig)
+    tokenizer: Annotated[TokenizerConfig, "how text becomes tokens"] = field(default_factory=TokenizerConfig)
+    training: Annotated[TrainingConfig, "how the model learns"] = field(default_factory=TrainingConfig)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        assert self.run is not None  # load_config has filled it in
+        return Path(self.run)
+
+
+# what follows from the tokenizer, the labels and the task
+DERIVED = {
+    "vocab_size": "the tokenizer",
+    "pad_token_id": "the tokenizer",
+    "bos_token_id": "the tokenizer",
+    "eos_token_id": "the tokenizer",
+    "decoder_start_token_id": "the tokenizer",
+    "num_labels": "the labels of the training data",
+    "id2label": "the labels of the training data",
+    "label2id": "the labels of the training data",
+    "is_decoder": "the task",
+    "is_encoder_decoder": "the task",
+    "add_cross_attention": "the task",
+    "type_vocab_size": "data.columns.pair",
+}
+
+
+# reading
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without surprises: `1e-3` is a number, and a key that stands twice is an error."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)$"), list("-+0123456789.")
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text; `where` names it in errors.
+
+    >>> parse_yaml("1e-3", "learning rate")
+    0.001
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def shipped_configs() -> dict[str, Path]:
+    """The configurations that come with the package, by name."""
+    folder = Path(str(resources.files("linformer_kit"))) / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_config(source: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """The configuration in a YAML file, or shipped under that name, with overrides such as `training.epochs=2`."""
+    path = find_config(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file in UTF-8, so it cannot be a configuration") from None
+    tree = parse_yaml(text, str(path))
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must hold keys and values, such as `task: classification`; it holds {describe(tree)}")
+    for override in overrides or []:
+        apply_override(tree, override)
+    if tree.get("run") is None:
+        tree["run"] = str(Path("runs") / path.stem)
+    return from_tree(tree)
+
+
+def find_config(source: str | Path) -> Path:
+    """The file that `source` means: a path, or the name of a shipped configuration."""
+    path = Path(source)
+    shipped = shipped_configs()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give its {CONFIG_NAME} or another YAML file")
+    # `configs/imdb.yaml` is what people write, wherever they are
+    if path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("configs")) and path.stem in shipped:
+        return shipped[path.stem]
+    hint = nearest_of(path.stem, list(shipped)) or f"; shipped are {', '.join(shipped)}"
+    raise UserError(f"there is no file {str(source)!r}, and no configuration of that name is shipped{hint}")
+
+
+CONFIG_NAME = "config.yaml"
+
+
+def apply_override(tree: dict, override: str) -> None:
+    """Set one value in the tree, such as `training.epochs=2`.
+
+    >>> tree = {"training": {"epochs": 3}}
+    >>> apply_override(tree, "training.learning_rate=1e-3"); tree
+    {'training': {'epochs': 3, 'learning_rate': 0.001}}
+    """
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise UserError(f"{override!r} is not an override; write key=value, such as training.epochs=2")
+    *parents, last = path.split(".")
+    for depth, parent in enumerate(parents, start=1):
+        below = tree.setdefault(parent, {})
+        if below is None:
+            below = tree[parent] = {}
+        if not isinstance(below, dict):
+            raise UserError(f"{override!r}: {'.'.join(parents[:depth])} is a value, {describe(below)}, and holds no keys")
+        tree = below
+    tree[last] = parse_yaml(text, f"the value in {override!r}")
+
+
+def from_tree(tree: Mapping[str, Any]) -> RunConfig:
+    """A tree of plain values, checked against the types."""
+    config = converted(tree, RunConfig, "")
+    check_model_keys(config.model)
+    check_together(config)
+    return config
+
+
+def to_tree(config: Any) -> dict[str, Any]:
+    """The reverse of `from_tree`."""
+    return {
+        key_of(item.name): to_tree(value) if is_dataclass(value := getattr(config, item.name)) else value for item in fields(config)
+    }
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The whole configuration, defaults included."""
+    return yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True)
+
+
+# checking
+
+
+def key_of(name: str) -> str:
+    """How a field is written in YAML: `from` is a word of Python."""
+    return name.rstrip("_")
+
+
+def describe(value: Any) -> str:
+    """A value and its kind, as people call it.
+
+    >>> describe(0.5), describe("a"), describe(None)
+    ('the number 0.5', "the text 'a'", 'nothing')
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return f"{str(value).lower()}"
+    kinds = {int: "the number", float: "the number", str: "the text", dict: "the keys", list: "the list"}
+    shown = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
+    return f"{kinds.get(type(value), 'the value')} {shown}"
+
+
+def bare(kind: Any) -> Any:
+    """A type without its annotation."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def allowed(kind: Any) -> str:
+    """What a type allows, in words.
+
+    >>> allowed(int | None), allowed(Literal["a", "b"])
+    ('a whole number or nothing', 'a, b')
+    """
+    kind = bare(kind)
+    if get_origin(kind) in (Union, types.UnionType):
+        parts = get_args(kind)
+        return " or ".join(allowed(part) for part in parts)
+    if get_origin(kind) is Literal:
+        return ", ".join(get_args(kind))
+    if get_origin(kind) is list:
+        return f"a list of {allowed(get_args(kind)[0])}"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "nothing"}
+    return names.get(kind, "keys and values")
+
+
+def converted(value: Any, kind: Any, path: str) -> Any:
+    """`value` as `kind`, or an error that names the path, the value and what is allowed."""
+    kind = bare(kind)
+    origin = get_origin(kind)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return converted_section({} if value is None else value, kind, path)
+    if origin in (Union, types.UnionType):
+        if value is None and types.NoneType in get_args(kind):
+            return None
+        (kind,) = (part for part in get_args(kind) if part is not types.NoneType)
+        return converted(value, kind, path)
+    if origin is Literal and value in get_args(kind):
+        return value
+    if origin is list and isinstance(value, list):
+        return [converted(item, get_args(kind)[0], f"{path}[{index}]") for index, item in enumerate(value)]
+    if origin is dict and (value is None or isinstance(value, dict)):
+        return value or {}
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is float and is_number:
+        return float(value)
+    if kind is int and is_number and value == int(value):  # 1e5 is a whole number
+        return int(value)
+    if kind in (str, bool) and isinstance(value, kind):
+        return value
+    hint = nearest_of(value, list(get_args(kind))) if origin is Literal else ""
+    raise UserError(f"{path} is {describe(value)}; allowed: {allowed(kind)}{hint}")
+
+
+def converted_section(value: Any, kind: Any, path: str) -> Any:
+    """The keys of a section, each as its type wants it."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"{path or 'the configuration'} is {describe(value)}; allowed: keys and values")
+    hints = get_type_hints(kind, include_extras=True)
+    names = {key_of(item.name): item.name for item in fields(kind)}
+    for key in value:
+        if key not in names:
+            raise unknown_key(path, key, list(names))
+    for item in fields(kind):
+        if item.name not in map(names.get, value) and item.default is MISSING and item.default_factory is MISSING:
+            raise UserError(f"the key {join(path, item.name)} is missing; allowed: {allowed(hints[item.name])}")
+    return kind(**{names[key]: converted(item, hints[names[key]], join(path, key)) for key, item in value.items()})
+
+
+def join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def unknown_key(path: str, key: Any, names: list[str]) -> UserError:
+    hint = nearest_of(key, names)
+    return UserError(f"there is no key {join(path, str(key))}{hint or '; '}{' ' if hint else ''}allowed here: {', '.join(names)}")
+
+
+def check_model_keys(model: dict[str, Any]) -> None:
+    """The section `model`: fields of LinformerConfig that a person may choose, of the right type."""
+    from ..models.configuration_linformer import LinformerConfig
+
+    own = {name: kind for name, kind in LinformerConfig.__annotations__.items() if name not in DERIVED}
+    names = ["from", "attention", *own]
+    for key, value in model.items():
+        path = f"model.{key}"
+        if key in DERIVED:
+            raise UserError(f"{path} follows from {DERIVED[key]} and is not for you to set; remove it")
+        if key not in names:
+            raise unknown_key("model", key, names)
+        if key == "from":
+            model[key] = converted(value, str, path)
+        elif key == "attention":
+            model[key] = converted(value, Literal["linformer", "full"], path)
+        else:
+            model[key] = converted_field(value, own[key], path)
+    if "from" in model and (others := sorted(set(model) - {"from"})):
+        raise UserError(
+            f"model.from starts from a saved model, which has its sizes already; remove model.{others[0]} "
+            "(on the command line, model='{from: FOLDER}' replaces the whole section)"
+        )
+
+
+def converted_field(value: Any, kind: Any, path: str) -> Any:
+    """The value of a field of LinformerConfig; its unions have several kinds of values."""
+    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    for part in parts:
+        if part is types.NoneType and value is None:
+            return None
+        try:
+            return converted(value, part, path)
+        except UserError:
+            continue
+    raise UserError(f"{path} is {describe(value)}; allowed: {allowed(kind)}")
+
+
+def check_together(config: RunConfig) -> None:
+    """What no single type can say."""
+    training, data = config.training, config.data
+    if training.epochs is not None and training.steps is not None:
+        raise UserError("training.epochs and training.steps are both given; remove one of them, or set it to null")
+    if (data.path is None) == (data.generated is None):
+        raise UserError("give data.path (a file, a folder or a name on the hub), or data.generated; one of them, not both")
+    if data.streaming and training.steps is None:
+        raise UserError("data.streaming needs training.steps: how long an epoch is, nobody knows before it was read")
+    if data.streaming and config.task == "classification":
+        raise UserError("data.streaming is for masked-lm, causal-lm, denoising and translation; labels must be known beforehand")
+    if data.streaming and data.generated:
+        raise UserError("data.streaming reads data.path; generated data is made ahead")
+    at_least_one = {
+        "training.batch_size": training.batch_size,
+        "training.accumulate": training.accumulate,
+        "training.keep": training.keep,
+        "training.log_every": training.log_every,
+        "training.steps": training.steps,
+        "training.evaluate_every": training.evaluate_every,
+        "training.save_every": training.save_every,
+        "training.patience": training.patience,
+        "training.evaluation_batch_size": training.evaluation_batch_size,
+        "data.workers": data.workers,
+        "data.max_examples": data.max_examples,
+        "data.shuffle_buffer": data.shuffle_buffer,
+        "data.streaming_validation": data.streaming_validation,
+        "tokenizer.min_frequency": config.tokenizer.min_frequency,
+        "tokenizer.vocab_size": config.tokenizer.vocab_size,
+    }
+    for path, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise UserError(f"{path} is {value}; it must be at least 1")
+    shares = {
+        "data.validation_share": data.validation_share,
+        "data.mask_share": data.mask_share,
+        "training.warmup": training.warmup,
+        "training.label_smoothing": training.label_smoothing,
+        "training.adam_beta2": training.adam_beta2,
+    }
+    for path, share in shares.items():
+        if not 0 <= share < 1:
+            raise UserError(f"{path} is {share}; it must lie between 0 and 1")
+    if data.mask_share == 0 and config.task in ("masked-lm", "denoising"):
+        raise UserError("data.mask_share is 0: nothing would be left to guess; a usual share is 0.15")
+    positive = {
+        "training.epochs": training.epochs,
+        "training.learning_rate": training.learning_rate,
+        "data.span_length": data.span_length,
+    }
+    for path, amount in positive.items():
+        if amount is not None and not amount > 0:
+            raise UserError(f"{path} is {amount}; it must be larger than 0")
+    for path, amount in {"training.weight_decay": training.weight_decay, "training.clip": training.clip}.items():
+        if not amount >= 0:
+            raise UserError(f"{path} is {amount}; it must not be negative")
+    try:
+        codecs.lookup(data.encoding)
+    except LookupError:
+        raise UserError(f"data.encoding is {data.encoding!r}, which Python does not know; usual: utf-8, latin-1, cp1252") from None
+    if data.columns.pair is not None and config.task != "classification":
+        raise UserError(f"data.columns.pair is for classification; the task is {config.task}")
+    if training.best_by == "macro_f1" and config.task != "classification":
+        raise UserError(f"training.best_by is macro_f1, which {config.task} does not have; allowed: loss, accuracy")
+
+
+# the reference
+
+
+def reference(kind: Any = RunConfig, path: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Every key with what it allows, its default and its meaning: the rows of `docs/configuration.md`."""
+    hints = get_type_hints(kind, include_extras=True)
+    for item in fields(kind):
+        inner, meaning = bare(hints[item.name]), hints[item.name].__metadata__[0]
+        name = join(path, key_of(item.name))
+        if is_dataclass(inner):
+            yield from reference(inner, name)
+        else:
+            yield name, allowed(inner), default_of(item), meaning
+
+
+def default_of(item: dataclasses.Field) -> str:
+    """The default as one would write it in YAML."""
+    if item.default is MISSING:
+        return "(required)" if item.default_factory is MISSING else ""
+    return yaml.safe_dump(item.default).splitlines()[0] if item.default is not None else ""
+
+
+def model_reference() -> Iterator[tuple[str, str, str]]:
+    """The keys of the section `model`, each with what it allows and its default."""
+    from ..models.configuration_linformer import LinformerConfig
+
+    items = {item.name: item for item in fields(LinformerConfig)}
+    yield "model.from", allowed(str), ""
+    yield "model.attention", allowed(Literal["linformer", "full"]), "linformer"
+    for name, kind in LinformerConfig.__annotations__.items():
+        if name not in DERIVED:
+            # every whole number is a number
+            yield f"model.{name}", allowed(kind).replace("a number or a whole number", "a number"), default_of(items[name])
+
+
+def reference_page() -> str:
+    """The whole of `docs/configuration.md`."""
+    tables: dict[str, list[tuple[str, ...]]] = {"": [], "model": list(model_reference())}
+    for row in reference():
+        tables.setdefault(row[0].rpartition(".")[0], []).append(row)
+    texts = {
+        "": PAGE_BEGIN,
+        "model": model_text(),
+        "data": DataConfig.__doc__,
+        "data.columns": Columns.__doc__,
+        "tokenizer": TokenizerConfig.__doc__,
+        "training": TrainingConfig.__doc__,
+    }
+    parts = [
+        f"{f'## `{path}`' if path else '# Configuration'}\n\n{text}\n\n{markdown_table(tables[path])}"
+        for path, text in texts.items()
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(rows: list[tuple[str, ...]]) -> str:
+    """Key, what is allowed, default and, where it is known, meaning."""
+    heading = ("key", "allowed", "default", "meaning")[: len(rows[0])]
+    lines = [heading, ("---",) * len(heading)]
+    for key, may, default, *meaning in rows:
+        lines.append((f"`{key}`", may, default if default in ("", "(required)") else f"`{default}`", *meaning))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def model_text() -> str:
+    """What the keys of the section `model` mean, in the words of LinformerConfig."""
+    from ..models.configuration_linformer import LinformerConfig
+
+    meanings = inspect.cleandoc(LinformerConfig.__doc__ or "").partition("\n- ")[2]
+    origins = {origin: ", ".join(f"`{name}`" for name in DERIVED if DERIVED[name] == origin) for origin in DERIVED.values()}
+    derived = "\n".join(f"- from {origin}: {names}" for origin, names in origins.items())
+    return f"{MODEL_BEGIN}\n\nIn the words of `LinformerConfig`:\n\n- {meanings}\n\n{MODEL_DERIVED}\n\n{derived}"
+
+
+PAGE_BEGIN = """<!-- written by `make docs` from src/linformer_kit/training/config.py: change it there -->
+
+One YAML file says what a run is: what is learnt, from which data, by which model, and how. Every key has a default except `task`
+and where the data come from, `data.path` or `data.generated`. On the command line, `key=value` behind the file replaces a value:
+
+```
+linformer train imdb training.epochs=2 model.projected_length=64 data.path=reviews
+```
+
+Values are YAML: `true`, `1e-3`, `[16, 8]`, and `null` for nothing. An unknown key, or a value of the wrong kind, is an error that
+names it. The run stores its whole configuration, defaults included, as `config.yaml`. Relative paths start where the command is
+given.
+
+The shipped files are in [src/linformer_kit/configs](../src/linformer_kit/configs)."""
+
+MODEL_BEGIN = """The fields of `LinformerConfig`, described one by one in [encoders.md](encoders.md#the-configuration), and two keys
+of our own:
+
+- `from`: the folder `model/` of a run, or another saved model, to start from. It has its sizes and its tokenizer, so no other key
+  of this section may stand beside it.
+- `attention`: `full` makes the full-attention twin of a Linformer, the same model with `projection: none` and
+  `decoder_attention: full`."""
+
+MODEL_DERIVED = "What follows from something else is not for you to set:"

@@ -1,0 +1,395 @@
+"""Reading: files, folders and hub data sets become splits of rows, whatever they were stored as."""
+
+import gzip
+import json
+import logging
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import datasets
+
+from ..models.validation_linformer import nearest_of
+from .config import DataConfig, RunConfig
+from .errors import UserError
+
+FORMATS = {
+    ".txt": "text",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+# what people call their splits
+ALIASES = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+# the same for every run, so that runs with other seeds are measured on the same examples
+SPLIT_SEED = 0
+
+Rows: TypeAlias = Any  # a datasets.Dataset, or when streaming a datasets.IterableDataset
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one split; `label`, if given, is the class of all of them, after the folder they lie in."""
+
+    files: tuple[Path, ...]
+    format: str
+    label: str | None = None
+
+
+# finding
+
+
+def find_sources(data: DataConfig, task: str) -> dict[str, list[Source]] | None:
+    """The local files of each split; None if `data.path` is not on this machine and so must be a name on the hub."""
+    assert data.path is not None
+    path = Path(data.path).expanduser()
+    if path.is_file():
+        return {data.train: [Source((path,), format_of(path, data))]}
+    if not path.is_dir():
+        looks_local = path.is_absolute() or data.path.startswith((".", "~")) or len(path.parts) > 2 or path.suffix
+        if looks_local:
+            raise UserError(f"data.path is {data.path!r}: there is no such file or folder")
+        return None
+    found = {}
+    for split, names in (*ALIASES.items(), (data.train, (data.train,)), (data.validation, ()), (data.test, ())):
+        if split is not None and (sources := sources_of_split(path, (*names, split), data, task)):
+            found[split] = sources
+    if not found and (sources := sources_in(path, data, task)):  # no file is named after a split: all are for training
+        found[data.train] = sources
+    if not found:
+        raise UserError(
+            f"data.path is {data.path!r}: the folder holds no files of the kinds {', '.join(FORMATS)} (or these with .gz)"
+        )
+    return found
+
+
+def sources_of_split(folder: Path, names: tuple[str, ...], data: DataConfig, task: str) -> list[Source]:
+    """The files that are named after a split, such as train.jsonl.gz, train-00000.parquet or all of train/."""
+    for name in names:
+        if (folder / name).is_dir():
+            return sources_in(folder / name, data, task)
+    files = [path for path in data_files(folder, data) if path.name.split(".")[0].split("-")[0].split("_")[0] in names]
+    files += [path for path in data_files(folder, data) if path.name.split(".")[0] in names and path not in files]
+    return [Source(tuple(files), format_of(files[0], data))] if files else []
+
+
+def sources_in(folder: Path, data: DataConfig, task: str) -> list[Source]:
+    """All files of a folder; for classification, a sub-folder of text files is a class."""
+    by_class = {below.name: data_files(below, data) for below in sorted(folder.iterdir()) if below.is_dir()}
+    if task == "classification" and sum(map(bool, by_class.values())) > 1:
+        return [Source(tuple(files), "text", label) for label, files in by_class.items() if files]
+    if files := data_files(folder, data):
+        formats = {format_of(path, data) for path in files}
+        if len(formats) > 1:
+            raise UserError(f"{folder} holds files of several kinds ({', '.join(sorted(formats))}); keep one, or set data.format")
+        return [Source(tuple(files), formats.pop())]
+    files = [path for below in sorted(folder.rglob("*")) if below.is_dir() for path in data_files(below, data)]
+    return [Source(tuple(files), format_of(files[0], data))] if files else []
+
+
+def data_files(folder: Path, data: DataConfig) -> list[Path]:
+    """The files of a folder that can be read, by name."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not path.name.startswith(".") and (suffix_of(path) in FORMATS or data.format != "auto")
+        if path.suffix != ".md"
+    ]
+
+
+def suffix_of(path: Path) -> str:
+    """The ending that tells the format, behind which `.gz` may stand."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
+def format_of(path: Path, data: DataConfig) -> str:
+    """How a file is to be read."""
+    if data.format != "auto":
+        return data.format
+    if suffix_of(path) not in FORMATS:
+        raise UserError(f"{path}: the ending does not tell the format; allowed: {', '.join(FORMATS)}, or set data.format")
+    if path.suffix == ".gz" and suffix_of(path) == ".parquet":
+        raise UserError(f"{path}: Parquet is compressed by itself and not read from inside gzip; unpack it with gunzip")
+    return FORMATS[suffix_of(path)]
+
+
+# reading
+
+
+def read_splits(config: RunConfig) -> dict[str, Rows]:
+    """`train`, `validation` and, if there is one, `test`."""
+    data = config.data
+    sources = find_sources(data, config.task)
+    if sources is None:
+        splits = {role: read_hub(data, split) for role, split in hub_splits(data).items()}
+    else:
+        roles = split_roles(data, list(sources))
+        splits = {role: read_sources(sources[split], data, f"{role} split") for role, split in roles.items()}
+    if config.task == "classification" and "test" in splits and data.columns.label.split(".")[0] not in splits["test"].column_names:
+        del splits["test"]  # its answers are kept by others
+    for role, rows in splits.items():
+        check_columns(rows, config, role)
+    if "validation" not in splits:
+        splits["train"], splits["validation"] = carve(splits["train"], config)
+    if data.max_examples is not None:
+        splits["train"] = first_examples(splits["train"], data.max_examples, config)
+    return splits
+
+
+def split_roles(data: DataConfig, found: list[str]) -> dict[str, str]:
+    """Which of the splits that were found is for what."""
+    roles = {}
+    for role, wanted in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        names = (wanted,) if wanted is not None else ALIASES[role]
+        present = [name for name in names if name in found]
+        if present:
+            roles[role] = present[0]
+        elif role == "train" or wanted is not None:
+            hint = nearest_of(wanted, found) or f"; there are {', '.join(found)}"
+            raise UserError(f"data.{role} is {wanted!r}, but {data.path!r} has no such split{hint}")
+    return roles
+
+
+def read_sources(sources: list[Source], data: DataConfig, what: str) -> Rows:
+    """The rows of some files."""
+    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # what its readers log before they raise, `diagnosis` says
+    parts = []
+    for source in sources:
+        check_files(source)
+        try:
+            rows = datasets.load_dataset(
+                **builder_of(source, data),
+                data_files=[str(path) for path in source.files],
+                split="train",
+                cache_dir=str(Path(data.cache).expanduser() / "datasets"),
+                streaming=data.streaming,
+            )
+        except Exception as error:  # the readers of `datasets` raise whatever pandas, pyarrow or the codec raised
+            raise diagnosis(source, data, error) from error
+        if source.format == "jsonl" and not data.streaming and (wrong := wrong_bytes(source, data)):  # its reader does not look
+            raise wrong
+        if source.label is not None:
+            rows = rows.add_column("label", [source.label] * len(rows))
+        parts.append(rows)
+    rows = datasets.concatenate_datasets(parts)
+    if not data.streaming and len(rows) == 0:
+        raise UserError(f"the {what} has no rows: {', '.join(str(path) for source in sources for path in source.files)}")
+    return rows
+
+
+def builder_of(source: Source, data: DataConfig) -> dict[str, Any]:
+    """How `datasets` reads a format."""
+    # a text that happens to be "NA" or "null" is a text
+    table: dict[str, Any] = {"encoding": data.encoding, "keep_default_na": False}
+    # and 007 is not 7
+    table["converters"] = {name: str for name in asdict(data.columns).values() if name is not None}
+    if data.header:
+        table["names"] = data.header
+    sample = "document" if source.label is not None else data.sample
+    builders: dict[str, dict[str, Any]] = {
+        "text": {"path": "text", "encoding": data.encoding, "sample_by": sample},
+        "csv": {"path": "csv", **table},
+        # a quotation mark between tabs is only a quotation mark
+        "tsv": {"path": "csv", "sep": "\t", "quoting": 3, **table},
+        "jsonl": {"path": "json"},
+        "parquet": {"path": "parquet"},
+    }
+    return builders[source.format]
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """A file's bytes, unpacked."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def check_files(source: Source) -> None:
+    """Refuse what is empty or damaged before any library stumbles over it."""
+    for path in source.files:
+        try:
+            with open_plain(path) as file:
+                if not file.read(1):
+                    raise UserError(f"{path} is empty")
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise UserError(f"{path} is not a whole gzip file: {error}") from None
+
+
+def diagnosis(source: Source, data: DataConfig, error: Exception) -> UserError:
+    """What a person can do about a file that could not be read."""
+    if source.format != "parquet" and (wrong := wrong_bytes(source, data) or wrong_json(source)):
+        return wrong
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    files = ", ".join(str(path) for path in source.files)
+    return UserError(f"{files} cannot be read as {source.format}: {' '.join(str(cause).split())}")
+
+
+def wrong_bytes(source: Source, data: DataConfig) -> UserError | None:
+    """Where a file is not in its encoding, or does not end as it should."""
+    encoding = "utf-8" if source.format == "jsonl" else data.encoding
+    for path in source.files:
+        number = 0
+        try:
+            with open_plain(path) as file:
+                for line in file:
+                    number += 1
+                    line.decode(encoding)
+        except UnicodeDecodeError as wrong:
+            byte = wrong.object[wrong.start]
+            return UserError(
+                f"{path}, line {number}: the byte 0x{byte:02x} is not {encoding}; set data.encoding (latin-1, cp1252, …) for text, "
+                "CSV and TSV files, or convert the file with iconv"
+            )
+        except (OSError, EOFError, zlib.error) as wrong:
+            return UserError(f"{path} cannot be read to its end: {wrong}")
+    return None
+
+
+def wrong_json(source: Source) -> UserError | None:
+    """Which line of a file of JSON lines is not JSON."""
+    for path in source.files:
+        if source.format != "jsonl" or suffix_of(path) == ".json":  # that may be one value over many lines
+            continue
+        with open_plain(path) as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    json.loads(line)
+                except ValueError as wrong:
+                    if line.strip():
+                        return UserError(f"{path}, line {number}: this is not JSON ({wrong}); mend or remove the line")
+    return None
+
+
+def read_hub(data: DataConfig, split: str) -> Rows:
+    """A split of a data set on the hub."""
+    try:
+        return datasets.load_dataset(
+            data.path,
+            data.name,
+            split=split,
+            revision=data.revision,
+            streaming=data.streaming,
+            cache_dir=str(Path(data.cache).expanduser() / "datasets"),
+        )
+    except Exception as error:  # no network, no such name, no such configuration: all end here
+        raise hub_error(data, error) from None
+
+
+def hub_splits(data: DataConfig) -> dict[str, str]:
+    """Which of a hub data set's splits is for what."""
+    try:
+        found = datasets.get_dataset_split_names(data.path, data.name, revision=data.revision)
+    except Exception as error:
+        raise hub_error(data, error) from None
+    return split_roles(data, found)
+
+
+def hub_error(data: DataConfig, error: Exception) -> UserError:
+    return UserError(
+        f"data.path is {data.path!r}: no file or folder here, and reading it from the Hugging Face hub failed "
+        f"({type(error).__name__}: {' '.join(str(error).split())[:300]}); give data.path=FOLDER with local files"
+    )
+
+
+# columns
+
+
+def wanted_columns(config: RunConfig) -> dict[str, str]:
+    """The columns a task needs, by what they are for."""
+    columns = config.data.columns
+    if config.task == "classification":
+        pair = {"data.columns.pair": columns.pair} if columns.pair else {}
+        return {"data.columns.text": columns.text, **pair, "data.columns.label": columns.label}
+    if config.task == "translation":
+        return {"data.columns.source": columns.source, "data.columns.target": columns.target}
+    return {"data.columns.text": columns.text}
+
+
+def check_columns(rows: Rows, config: RunConfig, role: str) -> None:
+    """Refuse a column that is not there."""
+    present = rows.column_names
+    for key, name in wanted_columns(config).items():
+        if present is not None and name.split(".")[0] not in present:
+            hint = nearest_of(name, present)
+            header = "; files without a heading need data.header" if is_guess(present, config) else ""
+            raise UserError(f"{key} is {name!r}, but the {role} split has the columns {', '.join(present)}{hint}{header}")
+
+
+def is_guess(present: list[str], config: RunConfig) -> bool:
+    """Whether the first row of a table may have been taken for its heading."""
+    return config.data.header is None and any(" " in name or name.isdigit() for name in present)
+
+
+def column(batch: dict[str, list], name: str) -> list:
+    """A column of a batch of rows; `translation.en` is the key `en` of the column `translation`.
+
+    >>> column({"translation": [{"en": "one", "de": "eins"}]}, "translation.en")
+    ['one']
+    """
+    first, *rest = name.split(".") if name not in batch else [name]
+    values = batch[first]
+    for key in rest:
+        for value in values:
+            if not isinstance(value, dict) or key not in value:
+                holds = f"has the keys {', '.join(value)}" if isinstance(value, dict) else f"is {value!r}"
+                raise UserError(f"the column {name!r} is not everywhere in the data: where {key!r} should be, {first!r} {holds}")
+        values = [value[key] for value in values]
+    return values
+
+
+def texts(batch: dict[str, list], name: str) -> list[str]:
+    """A column of texts; numbers are written out, nothing is an error."""
+    values = column(batch, name)
+    for value in values:
+        if value is None:
+            raise UserError(f"the column {name!r} has rows without a value; remove them, or give them a text")
+        if isinstance(value, dict | list):
+            hint = f"; did you mean '{name}.{next(iter(value))}'?" if isinstance(value, dict) and value else ""
+            raise UserError(f"the column {name!r} holds {type(value).__name__}s, not texts{hint}")
+    return [value if isinstance(value, str) else str(value) for value in values]
+
+
+def all_texts(rows: Rows, names: list[str], batch_size: int = 1000) -> Iterator[str]:
+    """Every text of some columns."""
+    for batch in rows.iter(batch_size):
+        for name in names:
+            yield from texts(batch, name)
+
+
+# splits
+
+
+def is_language_model(task: str) -> bool:
+    """Whether the examples are running text, whose order means something."""
+    return task in ("masked-lm", "causal-lm", "denoising")
+
+
+def carve(rows: Rows, config: RunConfig) -> tuple[Rows, Rows]:
+    """(train, validation) where there was no validation split: random rows, or the end of a running text."""
+    data = config.data
+    if isinstance(rows, datasets.IterableDataset):
+        return rows.skip(data.streaming_validation), rows.take(data.streaming_validation)
+    size = round(len(rows) * data.validation_share)
+    if not 1 <= size < len(rows):
+        raise UserError(
+            f"data.validation_share is {data.validation_share}: of {len(rows)} rows that leaves {max(0, len(rows) - size)} "
+            f"to train on and {size} to validate; both need one at least. Give a validation split, or another share"
+        )
+    if is_language_model(config.task):
+        return rows.select(range(len(rows) - size)), rows.select(range(len(rows) - size, len(rows)))
+    parts = rows.train_test_split(test_size=size, seed=SPLIT_SEED)
+    return parts["train"], parts["test"]
+
+
+def first_examples(rows: Rows, count: int, config: RunConfig) -> Rows:
+    """So many rows: of running text the first, else drawn."""
+    if isinstance(rows, datasets.IterableDataset):
+        return rows.take(count)
+    if not is_language_model(config.task):
+        rows = rows.shuffle(seed=SPLIT_SEED)
+    return rows.select(range(min(count, len(rows))))

@@ -1,0 +1,154 @@
+"""Evaluating a finished run on its test split, another split, or another file."""
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
+
+from .batches import Examples, Padding, change_of
+from .config import RunConfig
+from .data import check_columns, find_sources, read_sources
+from .errors import UserError
+from .metrics import confusion, translation_metrics
+from .model import MODELS
+from .prepare import counted, is_language_model, max_length, packed, prepare, tokenize
+from .run import open_run, write_text
+from .train import by_length, quiet_libraries
+from .trainer import LinformerTrainer
+from .translate import batch_size_of, translations
+
+
+def evaluate(
+    folder: Path, split: str = "test", data: str | None = None, beams: int = 1, console: Console | None = None
+) -> dict[str, Any]:
+    """The metrics of a run, also written to its `evaluation.json`; with `data`, on that file or folder instead of a split."""
+    console = console or Console(stderr=True)
+    run, config = open_run(folder)
+    quiet_libraries()
+    state = PartialState(cpu=config.training.device == "cpu" or not torch.cuda.is_available())
+    if not state.is_main_process:
+        console = Console(quiet=True)
+    model, tokenizer = load_run(run.model, config)
+    labels = labels_of_model(model) if config.task == "classification" else []
+    with tempfile.TemporaryDirectory() as temporary:
+        if data is None:
+            with state.main_process_first():
+                rows, counts = prepared_rows(config, split, tokenizer, labels, console)
+        else:
+            rows, counts = rows_of_file(config, data, tokenizer, labels, Path(temporary))
+        metrics: dict[str, Any] = {"split": split if data is None else None, "data": data or config.data.path, "rows": len(rows)}
+        metrics |= measure(config, model, tokenizer, rows, labels)
+        metrics["cut_texts"] = 0 if is_language_model(config.task) else counts["length"]["cut_texts"]
+        if config.task == "translation":
+            hypotheses, references = translations(model, tokenizer, rows, batch_size_of(config), console, beams)
+            metrics |= {"beams": beams, **translation_metrics(hypotheses, references)}
+            if state.is_main_process:
+                write_translations(run.folder / "translations.jsonl", rows["source"], hypotheses, references)
+    if state.is_main_process:
+        write_text(run.evaluation, json.dumps(metrics, indent=1, ensure_ascii=False))
+    return metrics
+
+
+def write_translations(path: Path, sources: list[str], hypotheses: list[str], references: list[str]) -> None:
+    """Each source with its translation and its reference, to read."""
+    lines = [
+        json.dumps({"source": source, "hypothesis": hypothesis, "reference": reference}, ensure_ascii=False)
+        for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True)
+    ]
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def load_run(folder: Path, config: RunConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """The model and the tokenizer of a run."""
+    from transformers import AutoTokenizer
+
+    try:
+        model = MODELS[config.task].from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # safetensors, JSON and transformers each have errors of their own
+        raise UserError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error
+    device = "cuda" if config.training.device == "auto" and torch.cuda.is_available() else "cpu"
+    return model.to(device).eval(), tokenizer
+
+
+def labels_of_model(model: PreTrainedModel) -> list[str]:
+    """The names of the classes, by number."""
+    return [model.config.id2label[number] for number in range(model.config.num_labels)]
+
+
+def prepared_rows(
+    config: RunConfig, split: str, tokenizer: PreTrainedTokenizerFast, labels: list[str], console: Console
+) -> tuple[Any, dict[str, Any]]:
+    """A split of the run's own data."""
+    prepared = prepare(config, console)
+    if prepared.tokenizer.get_vocab() != tokenizer.get_vocab() or prepared.labels != labels:
+        raise UserError(
+            f"{config.data.path} has changed since the run was trained: other tokens or labels follow from it now; "
+            "evaluate on a file with --data"
+        )
+    if split not in prepared.splits:
+        raise UserError(
+            f"the data of the run has no {split} split; it has {', '.join(prepared.splits)}: "
+            "choose one with --split, or another file with --data"
+        )
+    if split not in prepared.summary["splits"]:
+        raise UserError(f"the {split} split is streamed; evaluate on validation, or on a file with --data")
+    return prepared.splits[split], prepared.summary["splits"][split]
+
+
+def rows_of_file(
+    config: RunConfig, data: str, tokenizer: PreTrainedTokenizerFast, labels: list[str], temporary: Path
+) -> tuple[Any, dict[str, Any]]:
+    """Another file, read and tokenized as the run's own data were."""
+    if not Path(data).exists():
+        raise UserError(f"--data is {data!r}: there is no such file or folder")
+    config = replace(config, data=replace(config.data, path=data, generated=None, streaming=False))
+    sources = find_sources(config.data, config.task) or {}
+    name = "test" if "test" in sources else next(iter(sources))
+    if len(sources) > 1 and name != "test":
+        raise UserError(f"{data} has the splits {', '.join(sources)}; give the file that is meant")
+    rows: Any = read_sources(sources[name], config.data, "file")
+    check_columns(rows, config, "given")
+    tokens = tokenize(rows, config, tokenizer, labels, "evaluation")
+    counts = counted(tokens, max_length(config))
+    return (packed(tokens, max_length(config), temporary / "packed.arrow") if is_language_model(config.task) else tokens), counts
+
+
+def measure(
+    config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: Any, labels: list[str]
+) -> dict[str, Any]:
+    """The metrics of the task; for classification also who was taken for whom."""
+    arguments = TrainingArguments(
+        output_dir=tempfile.gettempdir(),
+        per_device_eval_batch_size=batch_size_of(config),
+        remove_unused_columns=False,
+        label_names=["labels"],
+        use_cpu=model.device.type == "cpu",
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+        report_to=[],
+    )
+    trainer = LinformerTrainer(config=config, keep=1, model=model, args=arguments, data_collator=Padding(tokenizer.pad_token_id))
+    output = trainer.predict(Examples(by_length(rows), change_of(config, tokenizer), config.seed))
+    unwanted = ("test_runtime", "test_samples_per_second", "test_steps_per_second", "test_model_preparation_time")
+    metrics: dict[str, Any] = {name.removeprefix("test_"): value for name, value in output.metrics.items() if name not in unwanted}
+    if config.task == "classification":
+        matrix = confusion(output.predictions.argmax(axis=1), output.label_ids, len(labels))
+        metrics |= {"labels": labels, "confusion": matrix.tolist()}
+    return metrics
+
+
+def table_of(metrics: dict[str, Any]) -> Table:
+    """The numbers of an evaluation, to read."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in metrics.items():
+        if isinstance(value, float | int | str):
+            table.add_row(name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else f"{value}")
+    return table

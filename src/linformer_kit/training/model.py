@@ -1,0 +1,93 @@
+"""Which model a task trains, and what it is made of."""
+
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from ..models.configuration_linformer import LinformerConfig
+from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerForSequenceClassification
+from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
+from ..models.projection_linformer import Projection
+from .config import RunConfig
+from .errors import UserError
+from .prepare import checked_start, end_token
+
+MODELS: dict[str, Any] = {
+    "classification": LinformerForSequenceClassification,
+    "masked-lm": LinformerForMaskedLM,
+    "causal-lm": LinformerForCausalLM,
+    "translation": LinformerForConditionalGeneration,
+    "denoising": LinformerForConditionalGeneration,
+}
+
+
+def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: list[str]) -> PreTrainedModel:
+    """The model of a run, its weights fresh or from a saved one."""
+    if config.task in ("masked-lm", "denoising") and tokenizer.mask_token_id is None:
+        raise UserError(f"the task {config.task} hides tokens behind a mask, which the tokenizer does not have; train one here")
+    settings = {name: value for name, value in config.model.items() if name not in ("from", "attention")}
+    if config.model.get("attention") == "full":
+        settings |= {"projection": "none", "decoder_attention": "full"}
+    derived: dict[str, Any] = {}
+    if labels:
+        derived |= {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
+    model_class = MODELS[config.task]
+    try:
+        if "from" in config.model:
+            return load_start(config, tokenizer, model_class, derived)
+        derived |= {
+            "vocab_size": len(tokenizer),
+            "type_vocab_size": 2 if config.data.columns.pair else 0,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": start_token(tokenizer),
+            "eos_token_id": end_token(tokenizer),
+            "decoder_start_token_id": start_token(tokenizer),
+        }
+        return model_class(LinformerConfig(**settings, **derived))
+    except UserError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UserError(f"model: {error}") from error
+
+
+def load_start(config: RunConfig, tokenizer: PreTrainedTokenizerFast, model_class: Any, derived: dict[str, Any]) -> PreTrainedModel:
+    """The saved model a run starts from; a head that it does not have, or the two kinds of text, start fresh."""
+    source = checked_start(config)
+    if config.data.columns.pair:
+        derived = {**derived, "type_vocab_size": 2}
+    model, found = model_class.from_pretrained(source, ignore_mismatched_sizes=True, output_loading_info=True, **derived)
+    fresh = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    if body := [name for name in fresh if name.startswith(("model.", "encoder.", "decoder.")) and "token_type" not in name]:
+        raise UserError(
+            f"model.from is {source!r}, a {found_class(source)}, which has no weights for {', '.join(body[:2])} … "
+            f"of a {model_class.__name__}, the model of {config.task}; start from a run of a like task"
+        )
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"model.from is {source!r}, which knows {model.config.vocab_size} tokens, but the tokenizer has {len(tokenizer)}; "
+            f"set tokenizer.from={source}"
+        )
+    return model
+
+
+def found_class(source: str) -> str:
+    """What a saved model calls itself."""
+    return (LinformerConfig.from_pretrained(source).architectures or ["model"])[0]
+
+
+def start_token(tokenizer: PreTrainedTokenizerFast) -> int:
+    """The token a decoder begins with."""
+    candidates = (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
+    return next(token for token in candidates if token is not None)
+
+
+def count_parameters(model: PreTrainedModel) -> tuple[int, int]:
+    """(all parameters, those of E and F)."""
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    projections = {
+        id(parameter): parameter.numel()
+        for module in model.modules()
+        if isinstance(module, Projection)
+        for parameter in module.parameters()
+    }
+    return whole, sum(projections.values())

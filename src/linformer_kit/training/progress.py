@@ -1,0 +1,135 @@
+"""What one sees of a training: a bar with loss and tokens per second, `metrics.jsonl`, and curves."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from .curves import draw_curves
+from .run import RunFolder, write_text
+
+# where no bar can be drawn, a line is printed no more often than this
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class MetricsFile(TrainerCallback):
+    """Every loss and every evaluation as a line of `metrics.jsonl`, and as curves."""
+
+    def __init__(self, run: RunFolder, resumed_at: int):
+        self.run = run
+        if run.metrics.exists() and PartialState().is_main_process:  # what came after the checkpoint will come again
+            write_text(
+                run.metrics, "".join(json.dumps(line) + "\n" for line in read_metrics(run.metrics) if line["step"] <= resumed_at)
+            )
+
+    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs or not ("loss" in logs or "eval_loss" in logs):
+            return
+        line: dict[str, Any] = {"step": state.global_step, "epoch": round(logs.get("epoch", 0.0), 4)}
+        if "loss" in logs:
+            line |= {name: logs[name] for name in ("loss", "learning_rate", "grad_norm", "tokens_per_second") if name in logs}
+            line["tokens"] = state.num_input_tokens_seen
+        else:
+            line |= validation_metrics(logs)
+        with self.run.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def on_evaluate(self, args, state: TrainerState, control, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            draw_curves({self.run.folder.name: read_metrics(self.run.metrics)}, self.run.curves)
+
+
+def validation_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation under our names."""
+    unwanted = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time")
+    return {
+        f"validation_{name.removeprefix('eval_')}": value
+        for name, value in metrics.items()
+        if name.startswith("eval_") and name not in unwanted
+    }
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`; one that was cut by a sudden death is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            continue
+    return lines
+
+
+class Bar(TrainerCallback):
+    """A progress bar on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, console: Console):
+        self.console, self.last_line = console, 0.0
+        self.progress: Progress | None = None
+        self.training = self.evaluation = TaskID(0)
+        self.shown = ""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not self.console.is_terminal:
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"))
+        self.progress = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True, refresh_per_second=2
+        )
+        self.training = self.progress.add_task("training", total=state.max_steps, completed=state.global_step, shown="")
+        self.evaluation = self.progress.add_task("evaluating", visible=False, shown="")
+        self.progress.start()
+
+    def on_step_end(self, args, state: TrainerState, control, **kwargs: Any) -> None:
+        if self.progress:
+            self.progress.update(self.training, completed=state.global_step)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs: Any) -> None:
+        if self.progress:
+            self.progress.update(self.evaluation, visible=True, total=len(eval_dataloader), advance=1)
+
+    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not logs or "loss" not in logs:
+            return
+        speed = logs.get("tokens_per_second")
+        self.shown = f"loss {logs['loss']:.4f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
+        if self.progress:
+            self.progress.update(self.training, shown=self.shown)
+        elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
+            self.last_line = time.monotonic()
+            self.console.print(f"step {state.global_step}/{state.max_steps}  {self.shown}", highlight=False, soft_wrap=True)
+
+    def on_evaluate(self, args, state: TrainerState, control, metrics: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if self.progress:
+            self.progress.reset(self.evaluation, visible=False)
+        self.console.print(
+            f"step {state.global_step}/{state.max_steps}  {self.shown}  {in_words(validation_metrics(metrics or {}))}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def on_train_end(self, args, state, control, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.progress:
+            self.progress.stop()
+            self.progress = None
+
+
+def in_words(metrics: dict[str, Any]) -> str:
+    """Numbers in a line, counts and signatures left out.
+
+    >>> in_words({"validation_loss": 0.51234, "validation_tokens": 10})
+    'validation loss 0.5123'
+    """
+    return "  ".join(
+        f"{name.replace('_', ' ')} {value:.4f}"
+        for name, value in metrics.items()
+        if isinstance(value, float) and "signature" not in name
+    )
