@@ -1,0 +1,132 @@
+"""The documents of training: the reference is the one the types give, every YAML is valid, every command does what is said."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from linformer_kit.cli import app
+from linformer_kit.training.config import (
+    from_tree,
+    load_config,
+    model_reference,
+    parse_yaml,
+    reference,
+    reference_page,
+    shipped_configs,
+)
+from linformer_kit.training.run import FREE, leaves
+
+ROOT = Path(__file__).parent.parent
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+# so that somebody's own hub, cache or launcher has no say
+FOREIGN = re.compile(r"^(HF_|TRANSFORMERS_|ACCELERATE_|TORCHELASTIC_|WANDB_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_)")
+
+
+def keys() -> set[str]:
+    """Every key that the reference knows."""
+    return {row[0] for row in (*reference(), *model_reference())}
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_is_what_the_types_say():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == reference_page(), "docs/configuration.md is out of date: make docs"
+
+
+def test_the_page_has_every_key_once():
+    rows = re.findall(r"^\| `([\w.]+)` \|", reference_page(), flags=re.MULTILINE)
+    assert sorted(rows) == sorted(keys())
+
+
+@pytest.mark.parametrize("name", list(shipped_configs()))
+def test_every_key_of_a_shipped_configuration_is_in_the_reference(name):
+    tree = yaml.safe_load(shipped_configs()[name].read_text(encoding="utf-8"))
+    assert {key for key, _ in leaves(tree)} <= keys()
+    assert load_config(name).task == tree["task"]
+
+
+def test_the_readme_lists_the_shipped_configurations_and_the_commands():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.split("## Shipped configurations")[1].split("\n#")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == list(shipped_configs())
+    table = readme.split("## Commands")[1].split("\n#")[0]
+    commands = [command.callback.__name__ for command in app.registered_commands]
+    assert re.findall(r"^\| `linformer (\w+)", table, flags=re.MULTILINE) == commands
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id=f"{path.name}-{number}")
+        for path in DOCS
+        for number, block in enumerate(blocks(path, "yaml"), start=1)
+    ],
+)
+def test_every_yaml_in_the_documents_is_a_configuration(block):
+    assert from_tree(parse_yaml(block, "the document")).task
+
+
+def test_what_may_change_between_sessions_is_listed():
+    text = (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8")
+    section = text.split("## What may change in between")[1].split("To train longer")[0]
+    assert {name for name in re.findall(r"`([\w.]+)`", section) if name in keys()} == FREE
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS], ids=lambda path: path.name
+)
+def test_every_link_leads_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        page = (path.parent / file) if file else path
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page), target
+
+
+def prose(page: Path) -> str:
+    """A document without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to headings: lower case, spaces to dashes, no punctuation."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quickstart.md", "own-data.md"])
+def test_the_commands_run_as_they_stand_and_the_errors_are_the_ones_shown(name, tmp_path):
+    page = ROOT / "docs" / name
+    found = blocks(page, "bash")
+    assert len(found) > 3
+    environment = {key: value for key, value in os.environ.items() if not FOREIGN.match(key)} | {
+        "HOME": str(tmp_path / "home"),  # where the cache is
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    said = ""
+    for block in found:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        )
+        said += done.stdout + done.stderr
+        assert done.returncode == 0, f"{block}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+        assert "Traceback" not in done.stderr
+    shown = [line for block in blocks(page, "text") for line in block.splitlines()]
+    assert [line for line in shown if line not in said] == []
+    for run in re.findall(r"^Model in (\S+),", said, flags=re.MULTILINE):
+        assert (folder / run / "model.safetensors").is_file()

@@ -1,0 +1,598 @@
+"""The parts of training, each against what it must be: configuration, tokenizers, batches, metrics, checkpoints."""
+
+import dataclasses
+import json
+import math
+import random
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from torch.nn import functional
+
+from linformer_kit import LinformerConfig, LinformerForSequenceClassification
+from linformer_kit.training import batches, checkpoint, metrics, prepare
+from linformer_kit.training.config import (
+    RunConfig,
+    TokenizerConfig,
+    load_config,
+    parse_yaml,
+    reference,
+    shipped_configs,
+    to_tree,
+    to_yaml,
+)
+from linformer_kit.training.errors import UserError
+from linformer_kit.training.estimate import estimate
+from linformer_kit.training.model import build_model, count_parameters
+from linformer_kit.training.run import RunFolder, differences
+from linformer_kit.training.tokenizer import SPECIAL, train_tokenizer
+from linformer_kit.training.train import best_checkpoint, make_trainer
+from linformer_kit.training.trainer import evaluation_is_due, evaluations_without_gain
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a YAML and load it."""
+
+    def load(text: str, *overrides: str) -> RunConfig:
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return load_config(path, list(overrides))
+
+    return load
+
+
+# configuration
+
+SMALL = "task: classification\ndata: {path: x.csv}\n"
+
+
+def test_defaults_overrides_and_the_folder(write):
+    config = write(SMALL, "training.learning_rate=1e-3", "model.projected_length=64", "model.hidden_dropout_prob=0", "seed=7")
+    assert config.training.learning_rate == 0.001
+    assert config.model == {"projected_length": 64, "hidden_dropout_prob": 0.0}
+    assert (config.seed, config.folder, config.training.batch_size) == (7, Path("runs/run"), 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E5", 1e5),
+        ("-2.5e+3", -2500.0),
+        (".5e1", 5.0),
+        ("3", 3),
+        ("0.1", 0.1),
+        ("e5", "e5"),
+        ("1e", "1e"),
+        ("no", False),
+    ],
+)
+def test_numbers_are_numbers(text, value):
+    found = parse_yaml(text, "here")
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.learning_rat=1", "no key training.learning_rat; did you mean 'learning_rate'? allowed here: epochs, steps,"),
+        ("modell.x=1", "no key modell; did you mean 'model'?"),
+        ("training.epochs=many", "training.epochs is the text 'many'; allowed: a number"),
+        ("training.steps=1.5", "training.steps is the number 1.5; allowed: a whole number"),
+        ("training.batch_size=true", "training.batch_size is true; allowed: a whole number"),
+        ("data.streaming=1", "data.streaming is the number 1; allowed: true or false"),
+        ("task=clasification", "task is the text 'clasification'; allowed: classification, masked-lm, causal-lm,"),
+        ("training.schedule=cosin", "did you mean 'cosine'?"),
+        ("data.header=a", "data.header is the text 'a'; allowed: a list of a text"),
+        ("data.header=[1]", "data.header[0] is the number 1; allowed: a text"),
+        ("training=3", "training is the number 3; allowed: keys and values"),
+        ("data.columns.txt=a", "no key data.columns.txt; did you mean 'text'?"),
+        ("data.path.x=1", "data.path is a value, the text 'x.csv', and holds no keys"),
+        ("model.projected_lenght=1", "no key model.projected_lenght; did you mean 'projected_length'?"),
+        ("model.hidden_size=big", "model.hidden_size is the text 'big'; allowed: a whole number"),
+        ("model.vocab_size=5", "model.vocab_size follows from the tokenizer"),
+        ("model.attention=none", "model.attention is the text 'none'; allowed: linformer, full"),
+        ("training.batch_size=0", "training.batch_size is 0; it must be at least 1"),
+        ("training.warmup=1", "training.warmup is 1.0; it must lie between 0 and 1"),
+        ("training.learning_rate=-1", "training.learning_rate is -1.0; it must be larger than 0"),
+        ("training.learning_rate=.nan", "training.learning_rate is the number nan; allowed: a number"),
+        ("data.generated=listops", "one of them, not both"),
+        ("data.streaming=true", "data.streaming needs training.steps"),
+        ("nonsense", "'nonsense' is not an override; write key=value"),
+        ("training.epochs=[", "the value in 'training.epochs=[' is not YAML"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_what_is_allowed(write, override, said):
+    with pytest.raises(UserError) as error:
+        write(SMALL, override)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("data: {path: x}", "the key task is missing; allowed: classification, masked-lm"),
+        ("task: classification", "give data.path"),
+        (SMALL + "task: masked-lm\n", "the key 'task' stands twice"),
+        ("- a", "must hold keys and values"),
+        ("", "must hold keys and values"),
+        ("task: [", "is not YAML"),
+        (SMALL + "training: {epochs: 1, steps: 2}", "both given"),
+        (SMALL + "model: {from: a, hidden_size: 3}", "remove model.hidden_size"),
+    ],
+)
+def test_a_file_that_means_nothing(write, text, said):
+    with pytest.raises(UserError, match=said):
+        write(text)
+
+
+def test_the_stored_configuration_says_everything_and_is_the_same_again(write):
+    config = write(SMALL, "training.learning_rate=1e-7", "data.columns.pair=b", "model.projected_length=[8, 4]")
+    again = write(to_yaml(config))
+    assert again == config
+    assert yaml.safe_load(to_yaml(config)) == to_tree(config)
+    assert [key for key, *_ in reference()] == [key for key, _ in leaves(to_tree(dataclasses.replace(config, model=None)))]
+
+
+def leaves(tree, path=""):
+    for key, value in tree.items():
+        yield from leaves(value, f"{path}{key}.") if isinstance(value, dict) else [(f"{path}{key}", value)]
+
+
+def test_a_name_that_is_not_shipped_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="did you mean 'imdb'"):
+        load_config("imbd")
+    assert load_config("configs/imdb.yaml") == load_config("imdb")
+
+
+def test_what_is_shipped():
+    names = "imdb listops wikitext2_mlm wikitext2_clm wmt14_en_de tatoeba_en_de mnli bookcorpus_mlm bookcorpus_denoising"
+    assert set(names.split()) <= set(shipped_configs())
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs()))
+def test_every_shipped_configuration_is_read_and_its_model_and_its_twin_are_built(name):
+    tokenizer = train_tokenizer(TokenizerConfig(kind="bytes"), [])
+    sizes = {}
+    for attention in ("linformer", "full"):
+        config = load_config(name, [f"model.attention={attention}"])
+        with torch.device("meta"):
+            model = build_model(config, tokenizer, ["a", "b", "c"] if config.task == "classification" else [])
+        sizes[attention] = count_parameters(model)
+        assert (model.config.projection == "none") == (attention == "full")
+        assert model.config.max_position_embeddings == prepare.max_length(config)
+    assert sizes["linformer"][1] > 0
+    assert sizes["full"][1] == 0
+    assert sizes["linformer"][0] - sizes["linformer"][1] == sizes["full"][0]
+
+
+def test_only_differences_that_matter_count(write):
+    before, now = write(SMALL), write(SMALL, "data.workers=3", "training.report=wandb", "run=elsewhere", "training.epochs=9")
+    assert differences(before, now) == [("training.epochs", None, 9.0)]
+
+
+# tokenizers
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text())
+def test_bytes_and_bpe_lose_nothing(text):
+    for config in (TokenizerConfig(kind="bytes"), TokenizerConfig(vocab_size=270)):
+        tokenizer = train_tokenizer(config, ["some words, some more words"])
+        if not any(token in text for token in SPECIAL):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert tokenizer.decode(ids) == text
+            if config.kind == "bytes":
+                assert len(ids) == len(text.encode())
+
+
+def test_what_a_tokenizer_puts_around_texts_and_pairs(tmp_path):
+    tokenizer = train_tokenizer(TokenizerConfig(kind="words", min_frequency=1, lowercase=True), ["A b c"])
+    tokenizer.save_pretrained(tmp_path)
+    again = type(tokenizer).from_pretrained(tmp_path)
+    for each in (tokenizer, again):
+        assert each.convert_ids_to_tokens(each("b C ?")["input_ids"]) == ["<s>", "b", "c", "<unk>", "</s>"]
+        pair = each("a", "b", return_token_type_ids=True)
+        assert each.convert_ids_to_tokens(pair["input_ids"]) == ["<s>", "a", "</s>", "b", "</s>"]
+        assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
+        assert (each.pad_token_id, each.unk_token_id, each.bos_token_id, each.eos_token_id, each.mask_token_id) == (0, 1, 2, 3, 4)
+
+
+def test_a_word_of_a_million_letters_does_not_stop_the_trainer():
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=300), ["ab" * 500_000])
+    assert len(tokenizer) > 262
+
+
+def test_the_wanted_size_is_the_size():
+    tokenizer = train_tokenizer(
+        TokenizerConfig(vocab_size=270, min_frequency=1), ["the cat sat on the mat and the dog sat on the log " * 3]
+    )
+    assert len(tokenizer) == 270
+    with pytest.raises(UserError, match="vocab_size is 100"):
+        train_tokenizer(TokenizerConfig(vocab_size=100), ["a"])
+
+
+# packing
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 99), max_size=30), max_size=20), st.integers(1, 16))
+def test_packing_loses_nothing_and_fills_every_piece_but_the_last(texts, length):
+    arrays = [np.array(text, np.int32) for text in texts]
+    rows = [row for table in prepare.blocks(iter(arrays), length) for row in table.column("input_ids").to_pylist()]
+    flat = [token for text in texts for token in text]
+    rest = len(flat) % length
+    # a single token at the end has nothing to be guessed from
+    assert [token for row in rows for token in row] == (flat[:-1] if rest == 1 else flat)
+    assert all(len(row) == length for row in rows[:-1])
+
+
+# batches
+
+
+def examples_of(rows, change=lambda example, _: example, seed=0):
+    return batches.Examples(datasets.Dataset.from_list(rows), change, seed)
+
+
+def test_masking_follows_berts_rule():
+    tokens, special = np.tile(np.arange(5, 105), 2000), np.array([0, 1, 2, 3, 4])
+    tokens[::10] = 3
+    example = batches.masked(tokens, np.random.default_rng(0), 0.15, 4, 105, special)
+    chosen = example["labels"] != -100
+    count = (tokens > 4).sum()
+    assert not chosen[tokens <= 4].any()
+    assert abs(chosen.sum() / count - 0.15) < 4 * math.sqrt(0.15 * 0.85 / count)
+    np.testing.assert_array_equal(example["labels"][chosen], tokens[chosen])
+    np.testing.assert_array_equal(example["input_ids"][~chosen], tokens[~chosen])
+    is_masked = example["input_ids"][chosen] == 4
+    is_kept = example["input_ids"][chosen] == tokens[chosen]
+    for share, wanted in ((is_masked.mean(), 0.8 + 0.1 / 105), (is_kept.mean(), 0.1 + 0.1 / 105)):
+        assert abs(share - wanted) < 4 * math.sqrt(wanted * (1 - wanted) / chosen.sum())
+
+
+def test_even_a_short_text_has_something_to_guess():
+    for seed in range(50):
+        example = batches.masked(np.array([2, 7, 3]), np.random.default_rng(seed), 0.15, 4, 10, np.arange(5))
+        assert example["labels"].tolist() == [-100, 7, -100]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 200), st.floats(0.05, 0.6), st.floats(1.0, 8.0), st.integers(0, 1000))
+def test_masked_spans_leave_the_rest_in_order(length, share, mean, seed):
+    special = np.array([0, 1, 2, 3, 4])
+    ids = np.arange(10, 10 + length)
+    ids[::17] = 3
+    source = batches.with_masked_spans(ids, np.random.default_rng(seed), share, mean, 4, special).tolist()
+    hidden = Counter(ids.tolist()) - Counter(source)
+    assert [token for token in source if token != 4] == [token for token in ids.tolist() if token not in hidden or token == 3]
+    assert source.count(3) == ids.tolist().count(3)
+    assert source.count(4) <= sum(hidden.values()) <= max(1, round(share * length))
+    if length > 40:
+        assert sum(hidden.values()) >= 0.7 * round(share * length)
+
+
+def test_spans_are_as_long_as_wanted():
+    ids = np.arange(10, 20_010)
+    source = batches.with_masked_spans(ids, np.random.default_rng(0), 0.3, 3.0, 4, np.arange(5))
+    masks = (source == 4).sum()
+    hidden = len(ids) - (len(source) - masks)
+    assert hidden == round(0.3 * len(ids))
+    # spans of length 0 count as 1, and neighbours join: the mean lies a little beside the wanted one
+    assert 2.7 < hidden / masks < 4.2
+
+
+def test_what_is_drawn_follows_from_seed_epoch_and_example_alone():
+    rows = [{"input_ids": list(range(5, 45))} for _ in range(6)]
+
+    def change(example, generator):
+        return batches.masked(example["input_ids"], generator, 0.3, 4, 45, np.arange(5))
+
+    examples = examples_of(rows, change, seed=3)
+    alone = [examples[index]["input_ids"].tolist() for index in range(6)]
+    together = [example["input_ids"].tolist() for example in examples.__getitems__([5, 3, 0])]
+    assert together == [alone[5], alone[3], alone[0]]
+    assert len({tuple(each) for each in alone}) == 6
+    examples.set_epoch(1)
+    assert examples[0]["input_ids"].tolist() != alone[0]
+    examples.set_epoch(0)
+    assert examples[0]["input_ids"].tolist() == alone[0]
+    assert examples_of(rows, change, seed=4)[0]["input_ids"].tolist() != alone[0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 400), st.integers(1, 32), st.integers(0, 5))
+def test_an_epoch_takes_whole_batches_of_like_lengths_each_example_once(count, size, epoch):
+    lengths = np.random.default_rng(count).integers(1, 1000, count)
+    examples = examples_of([{"input_ids": [1]}])
+    examples.set_epoch(epoch)
+    order = batches.InBuckets(examples, lengths, size)
+    indices = list(order)
+    assert len(indices) == len(order) == count // size * size
+    assert len(set(indices)) == len(indices)
+    assert list(order) == indices
+    if count >= 200 and size == 8:
+        waste = sum(
+            max(lengths[indices[at : at + size]]) * size - sum(lengths[indices[at : at + size]])
+            for at in range(0, len(indices), size)
+        )
+        assert waste < 0.1 * lengths.sum()
+
+
+def test_another_epoch_has_another_order():
+    examples, lengths = examples_of([{"input_ids": [1]}]), np.ones(64, np.int64)
+    order = batches.InBuckets(examples, lengths, 8)
+    first = list(order)
+    examples.set_epoch(1)
+    assert sorted(order) == sorted(first)
+    assert list(order) != first
+
+
+def test_padding_to_the_longest_and_a_mask_only_where_there_is_padding():
+    pad = batches.Padding(9)
+    batch = pad(
+        [{"input_ids": np.array([1, 2, 3]), "labels": np.array([4])}, {"input_ids": np.array([5]), "labels": np.array([6, 7])}]
+    )
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        "input_ids": [[1, 2, 3], [5, 9, 9]],
+        "attention_mask": [[1, 1, 1], [1, 0, 0]],
+        "labels": [[4, -100], [6, 7]],
+    }
+    batch = pad([{"input_ids": np.array([1, 2]), "labels": np.int64(1)}, {"input_ids": np.array([3, 4]), "labels": np.int64(0)}])
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {"input_ids": [[1, 2], [3, 4]], "labels": [1, 0]}
+
+
+# metrics
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(2, 7), st.integers(0, 99), st.integers(1, 4))
+def test_token_metrics_weigh_tokens_not_batches(count, length, vocabulary, seed, pieces):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, length, vocabulary, generator=generator)
+    labels = torch.randint(0, vocabulary, (count, length), generator=generator)
+    labels[torch.rand(count, length, generator=generator) < 0.4] = -100
+    labels[0, 0] = 1
+    sums = torch.cat([metrics.token_sums(*pair) for pair in zip(logits.chunk(pieces), labels.chunk(pieces), strict=True)])
+    found = metrics.token_metrics(sums.numpy())
+    loss = functional.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
+    real = labels != -100
+    assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(float((logits.argmax(-1) == labels)[real].double().mean()))
+    assert found["tokens"] == int(real.sum())
+
+
+def test_class_metrics_by_hand():
+    logits = np.log(np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]]))
+    labels = np.array([0, 1, 1, 2])
+    found = metrics.class_metrics(logits, labels)
+    assert found["accuracy"] == 0.75
+    # class 0: right once, answered twice, true once: 2/3; class 1: 2·1/(1+2); class 2: 1
+    assert found["macro_f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+    assert found["loss"] == pytest.approx(-np.log([0.7, 0.8, 0.3, 0.6]).mean())
+    assert metrics.confusion(logits.argmax(1), labels, 3).tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+
+
+def test_bleu_is_that_of_the_corpus():
+    hypotheses = ["the cat sat on the mat today", "a dog barked at me loudly", "nothing right here"]
+    references = ["the cat sat on the mat yesterday", "a dog barked at me", "all of it is wrong"]
+    found = metrics.translation_metrics(hypotheses, references)
+    assert found["bleu"] == sacrebleu.corpus_bleu(hypotheses, [references]).score
+    assert found["bleu"] != sacrebleu.corpus_bleu(hypotheses[:1], [references[:1]]).score
+    assert found["chrf"] == sacrebleu.corpus_chrf(hypotheses, [references]).score
+    assert "tok:13a" in found["bleu_signature"]
+    assert "version:" in found["chrf_signature"]
+    assert found["sentences"] == 3
+
+
+# early stopping and evaluations that are due
+
+
+class History:
+    """As much of a TrainerState as the counting looks at."""
+
+    def __init__(self, losses, step=None, every=10):
+        self.log_history = [{"step": every * number, "eval_loss": loss} for number, loss in enumerate(losses, start=1)]
+        self.global_step = every * len(losses) if step is None else step
+        self.max_steps = 95
+
+
+@pytest.mark.parametrize(("losses", "count"), [([3], 0), ([3, 2, 1], 0), ([1, 2, 3], 2), ([3, 1, 2, 1], 2)])
+def test_patience_counts_from_the_first_best(losses, count):
+    arguments = type("Arguments", (), {"metric_for_best_model": "loss", "greater_is_better": False})
+    assert evaluations_without_gain(History(losses), arguments) == count
+
+
+@pytest.mark.parametrize(("step", "due"), [(0, False), (20, False), (25, False), (30, True), (95, True)])
+def test_an_evaluation_is_due_where_a_checkpoint_has_none(step, due):
+    assert evaluation_is_due(History([2, 1], step), 10) is due
+
+
+# checkpoints
+
+
+def test_chance_is_stored_and_restored_and_left_alone():
+    def draw():
+        return (
+            random.random(),
+            np.random.rand(),
+            np.random.randn(),
+            torch.rand(3).tolist(),
+            torch.randn(2).tolist(),
+            random.gauss(0, 1),
+        )
+
+    draw()
+    state = json.loads(json.dumps(checkpoint.random_state()))
+    drawn = draw()
+    checkpoint.set_random_state(state)
+    with checkpoint.chance_untouched():
+        draw()
+    assert draw() == drawn
+
+
+def test_the_optimizer_comes_back_bit_for_bit(tmp_path):
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 2))
+        optimizer = torch.optim.AdamW(
+            [{"params": model[0].parameters(), "weight_decay": 0.1}, {"params": model[1].parameters()}], lr=1 / 3
+        )
+        return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 3))
+
+    def step(model, optimizer, schedule):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).square().sum().backward()
+        optimizer.step()
+        schedule.step()
+
+    model, optimizer, schedule = make()
+    for _ in range(3):
+        step(model, optimizer, schedule)
+    checkpoint.save_optimizer(tmp_path, optimizer.state_dict(), schedule.state_dict())
+    again, other, other_schedule = make()
+    again.load_state_dict(model.state_dict())
+    states = checkpoint.load_optimizer(tmp_path)
+    other.load_state_dict(states[0])
+    other_schedule.load_state_dict(states[1])
+    for _ in range(3):
+        step(model, optimizer, schedule)
+        step(again, other, other_schedule)
+    assert [group["lr"] for group in other.param_groups] == [group["lr"] for group in optimizer.param_groups]
+    for mine, theirs in zip(again.parameters(), model.parameters(), strict=True):
+        assert mine.detach().numpy().tobytes() == theirs.detach().numpy().tobytes()
+
+
+def test_a_checkpoint_is_whole_or_not_there(tmp_path):
+    with checkpoint.written_whole(tmp_path / "checkpoint-1") as folder:
+        (folder / "a").write_text("1")
+        assert checkpoint.checkpoints_in(tmp_path) == []
+    assert checkpoint.damage(tmp_path / "checkpoint-1") is None
+    with (
+        pytest.raises(UserError, match=r"last whole checkpoint is .*checkpoint-1.*give the same command"),
+        checkpoint.written_whole(tmp_path / "checkpoint-2"),
+    ):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(ZeroDivisionError), checkpoint.written_whole(tmp_path / "checkpoint-3") as folder:
+        raise ZeroDivisionError
+    assert [path.name for path in checkpoint.checkpoints_in(tmp_path)] == ["checkpoint-1"]
+
+
+def test_old_checkpoints_go_and_the_best_stays(tmp_path):
+    for step in (1, 2, 3, 10, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    checkpoint.remove_old(tmp_path, 2, tmp_path / "checkpoint-2")
+    assert [checkpoint.step_of(path) for path in checkpoint.checkpoints_in(tmp_path)] == [2, 10, 20]
+
+
+def write_checkpoint(folder, step):
+    with checkpoint.written_whole(folder / f"checkpoint-{step}") as unfinished:
+        (unfinished / "weights").write_text(str(step))
+
+
+def test_what_is_newer_than_the_last_whole_checkpoint_goes(tmp_path):
+    for step in (5, 10, 15):
+        write_checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-15" / "weights").write_text("damaged")
+    (tmp_path / ".checkpoint-20.unfinished").mkdir()
+    last = checkpoint.latest_whole(tmp_path, QUIET)
+    assert last == tmp_path / "checkpoint-10"
+    checkpoint.remove_beyond(tmp_path, last)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-5"]
+
+
+def test_the_best_checkpoint_is_the_best_that_is_whole(tmp_path):
+    run = RunFolder(tmp_path)
+    for step in (5, 10, 15):
+        write_checkpoint(run.checkpoints, step)
+    history = [{"step": step, "eval_accuracy": value} for step, value in ((5, 0.5), (8, 0.95), (10, 0.9), (15, 0.9))]
+    arguments = SimpleNamespace(metric_for_best_model="accuracy", greater_is_better=True)
+    trainer = SimpleNamespace(args=arguments, state=SimpleNamespace(log_history=history))
+
+    def best():
+        folder, entry = best_checkpoint(trainer, run, QUIET)
+        return checkpoint.step_of(folder), entry["eval_accuracy"]
+
+    assert best() == (10, 0.9)  # that of step 8 was removed as old; of equals the first
+    (run.checkpoints / "checkpoint-10" / "weights").write_text("damaged")
+    assert best() == (15, 0.9)
+    for step in (5, 15):
+        (run.checkpoints / f"checkpoint-{step}" / "weights").unlink()
+    with pytest.raises(UserError, match="no whole checkpoint is left"):
+        best()
+
+
+def test_norms_and_biases_do_not_decay(write, tmp_path):
+    (tmp_path / "x.csv").write_text("text,label\n" + "".join(f"a b {number},{number % 2}\n" for number in range(40)))
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes = f"model={json.dumps({**small, 'max_position_embeddings': 8, 'projected_length': 4})}"
+    config = write(
+        SMALL.replace("x.csv", str(tmp_path / "x.csv")),
+        sizes,
+        f"data.cache={tmp_path}",
+        f"run={tmp_path / 'run'}",
+        "training.weight_decay=0.3",
+    )
+    trainer, _ = make_trainer(config, prepare.prepare(config, QUIET), RunFolder(config.folder), QUIET)
+    trainer.create_optimizer()
+    decay = {id(parameter): group["weight_decay"] for group in trainer.optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in trainer.model.named_parameters():
+        assert decay[id(parameter)] == (0.0 if "norm" in name or name.endswith("bias") else 0.3), name
+    assert set(decay.values()) == {0.0, 0.3}
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path, write):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious.txt").write_text("precious")
+    with (
+        pytest.raises(UserError, match=r"not the folder of a run, but holds 'precious\.txt'"),
+        RunFolder(tmp_path / "mine").locked(),
+    ):
+        RunFolder(tmp_path / "mine").begin(write(SMALL))
+    assert (tmp_path / "mine" / "precious.txt").read_text() == "precious"
+
+
+# the estimate
+
+
+def test_the_estimate_counts_what_autograd_keeps_and_changes_nothing():
+    config = LinformerConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        projected_length=16,
+    )
+    model = LinformerForSequenceClassification(config)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def batch(size):
+        return {"input_ids": torch.randint(1, 50, (size, 128)), "labels": torch.zeros(size, dtype=torch.long)}
+
+    small, large = batch(4), batch(8)
+    state = torch.get_rng_state()
+    found = [estimate(model, one, small, 1) for one in (small, large)]
+    assert torch.equal(torch.get_rng_state(), state)
+    weights = 4 * 4 * sum(parameter.numel() for parameter in model.parameters())
+    kept = [each.bytes - weights for each in found]
+    assert kept[0] > 4 * 128 * 32 * 4  # at least the hidden states
+    assert kept[1] == pytest.approx(2 * kept[0], rel=0.1)
+    assert found[0].seconds > 0
+    assert estimate(model, small, small, 3).seconds > 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,0 +1,337 @@
+"""Nothing is lost: a run that was killed, stopped or damaged ends with the very weights of one that was left alone."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from linformer_kit.training import checkpoint
+
+# neither an end of an epoch, which has six steps, nor a multiple of anything below
+LAST = 25
+# dropout and masks are on: what is drawn must come again
+CONFIG = {
+    "task": "masked-lm",
+    "model": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 16,
+        "projected_length": 4,
+    },
+    "data": {"path": "text.txt", "cache": "cache"},
+    "tokenizer": {"kind": "words"},
+    "training": {"steps": LAST, "batch_size": 4, "accumulate": 2, "save_every": 5, "evaluate_every": 8, "log_every": 3, "keep": 3},
+}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+
+# `linformer`, but the process is killed when a function is called for the n-th time
+DYING = """
+import os, signal, sys
+from linformer_kit import cli
+from linformer_kit.training import checkpoint, train, trainer
+
+where, count, *arguments = sys.argv[1:]
+home, name = {
+    "step": (trainer.LinformerTrainer, "training_step"),
+    "optimizer step": (trainer.LinformerTrainer, "_clip_grad_norm"),
+    "evaluation": (trainer.LinformerTrainer, "prediction_step"),
+    "checkpoint": (trainer, "save_optimizer"),
+    "seal": (checkpoint, "seal"),
+    "rename": (checkpoint.os, "rename"),
+    "removal": (trainer, "remove_old"),
+    "finish": (train, "write_text"),
+}[where]
+function, calls = getattr(home, name), 0
+
+
+def deadly(*given, **named):
+    global calls
+    calls += 1
+    if calls == int(count):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return function(*given, **named)
+
+
+setattr(home, name, deadly)
+cli.app(arguments)
+"""
+
+
+def write_run(folder: Path, run: str = "run", **changes) -> Path:
+    """A small corpus and the YAML of a run on it."""
+    folder.mkdir(exist_ok=True)
+    words = [f"w{number}" for number in range(20)]
+    lines = [" ".join(words[(start * step + place) % 20] for place in range(9)) for start in range(15) for step in (1, 3, 7)]
+    (folder / "text.txt").write_text("\n".join(lines) + "\n")
+    config = {**CONFIG, "run": run, **{key: {**CONFIG.get(key, {}), **value} for key, value in changes.items()}}
+    path = folder / f"{run}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def start(path: Path, *before: str, **options) -> subprocess.Popen:
+    command = [*(before or (sys.executable, "-m", "linformer_kit.cli")), "train", path.name]
+    return subprocess.Popen(
+        command, cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def train(path: Path, *before: str, code: int = 0, **options) -> tuple[str, str]:
+    process = start(path, *before, **options)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == code, errors[-3000:]
+    return output, errors
+
+
+def weights(path: Path) -> dict[str, bytes]:
+    """The bytes of every tensor in the last checkpoint of a run, the optimizer's too."""
+    run = path.parent / path.stem
+    last = checkpoint.checkpoints_in(run / "checkpoints")[-1]
+    assert last.name == f"checkpoint-{LAST}"
+    found = {}
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        found |= {f"{name} {key}": tensor.numpy().tobytes() for key, tensor in load_file(last / name).items()}
+    found |= {f"result {key}": tensor.numpy().tobytes() for key, tensor in load_file(run / "model" / "model.safetensors").items()}
+    return found
+
+
+def metrics(path: Path) -> list[dict]:
+    """The lines of metrics.jsonl without the speeds."""
+    lines = (path.parent / path.stem / "metrics.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name != "tokens_per_second"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run that nobody disturbed; the others share its prepared data."""
+    path = write_run(tmp_path_factory.mktemp("resume"), "undisturbed")
+    train(path)
+    return path
+
+
+def is_the_same(path: Path, undisturbed: Path) -> None:
+    assert metrics(path) == metrics(undisturbed)
+    ours, theirs = weights(path), weights(undisturbed)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_with_the_same_bits(undisturbed):
+    path = write_run(undisturbed.parent, "killed")
+    points = [
+        ("step", 3),  # before anything was saved
+        ("step", 13),  # between the pieces of an accumulated batch, behind a checkpoint
+        ("evaluation", 2),
+        ("checkpoint", 2),  # of a checkpoint, the weights are written and nothing else
+        ("seal", 2),
+        ("rename", 1),
+        ("optimizer step", 2),
+        ("removal", 1),
+        ("finish", 1),  # everything is trained, the result is not written yet
+    ]
+    reached = []
+    for where, count in points:
+        train(path, sys.executable, "-c", DYING, where, str(count), code=-signal.SIGKILL)
+        reached.append([folder.name for folder in checkpoint.checkpoints_in(path.parent / "killed" / "checkpoints")][-1:])
+    output, _ = train(path)
+    assert "Model in" in output
+    assert reached[0] == []
+    assert len({tuple(names) for names in reached}) > 4  # it did get on in between
+    is_the_same(path, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_saves_and_says_how_to_go_on(undisturbed, number):
+    name = f"stopped-{int(number)}"
+    path = write_run(undisturbed.parent, name)
+    # a shell may have told its background jobs, and so this test, to ignore Ctrl-C
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from linformer_kit.cli import app; app()"
+    process = start(path, sys.executable, "-c", code)
+    wait_for(path.parent / name / "checkpoints" / "checkpoint-5")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, errors
+    said = errors.strip().splitlines()[-1]
+    assert said.startswith("Stopped and saved at step ")
+    step = int(said.split()[5])
+    assert f"linformer train {name}/config.yaml" in said
+    last = checkpoint.checkpoints_in(path.parent / name / "checkpoints")[-1]
+    assert (checkpoint.step_of(last), checkpoint.damage(last)) == (step, None)
+    assert not (path.parent / name / "model").exists()
+    train(path)
+    is_the_same(path, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_signal_in_an_evaluation_saves_and_the_evaluation_is_made_up_for(undisturbed):
+    path = write_run(undisturbed.parent, "in-evaluation")
+    _, errors = train(path, sys.executable, "-c", DYING.replace("SIGKILL", "SIGTERM"), "evaluation", "2", code=128 + signal.SIGTERM)
+    assert f"Stopped and saved at step 16 of {LAST}" in errors
+    assert "validation_loss" not in metrics(path)[-1]
+    # and once more, while the evaluation is made up for
+    train(path, sys.executable, "-c", DYING.replace("SIGKILL", "SIGTERM"), "evaluation", "1", code=128 + signal.SIGTERM)
+    train(path)
+    is_the_same(path, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_run_that_stopped_early_and_died_does_not_go_on(tmp_path):
+    # with so small a rate nothing changes, so nothing gets better
+    path = write_run(tmp_path, "early", training={"patience": 1, "learning_rate": 1e-30})
+    train(path, sys.executable, "-c", DYING, "finish", "1", code=-signal.SIGKILL)
+    train(path)
+    result = json.loads((tmp_path / "early" / "result.json").read_text())
+    assert (result["best_step"], result["steps"]) == (8, 16)
+    assert checkpoint.step_of(checkpoint.checkpoints_in(tmp_path / "early" / "checkpoints")[-1]) == 16
+    assert [line["step"] for line in metrics(path) if "validation_loss" in line] == [8, 16]
+
+
+def wait_for(path: Path, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.005)
+
+
+def damaged_copy(undisturbed: Path, name: str) -> Path:
+    """The run as it was before its last step, to be damaged."""
+    path = write_run(undisturbed.parent, name)
+    folder = path.parent / name
+    shutil.copytree(undisturbed.parent / "undisturbed", folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "run": name}))
+    for made in (folder / "model", folder / "tokenizer"):
+        shutil.rmtree(made)
+    (folder / "result.json").unlink()
+    return path
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("model.safetensors", truncate),
+        ("optimizer.safetensors", flip_a_bit),
+        ("trainer_state.json", Path.unlink),
+        ("manifest.json", truncate),
+    ],
+    ids=["weights truncated", "one bit of the optimizer", "state missing", "manifest truncated"],
+)
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(undisturbed, name, harm):
+    path = damaged_copy(undisturbed, f"damaged-{name}")
+    harm(path.parent / path.stem / "checkpoints" / f"checkpoint-{LAST}" / name)
+    output, _ = train(path)
+    assert f"checkpoint-{LAST} is damaged" in output
+    assert "goes on at 24" in output
+    is_the_same(path, undisturbed)
+
+
+def test_all_checkpoints_damaged_means_from_the_beginning(undisturbed):
+    path = damaged_copy(undisturbed, "hopeless")
+    for folder in checkpoint.checkpoints_in(path.parent / "hopeless" / "checkpoints"):
+        truncate(folder / "model.safetensors")
+    output, _ = train(path)
+    assert output.count("is damaged") == 3
+    assert "goes on at" not in output
+    is_the_same(path, undisturbed)
+
+
+def test_two_runs_in_one_folder_are_refused(undisturbed):
+    path = write_run(undisturbed.parent, "contested")
+    code = """
+import time
+from pathlib import Path
+from linformer_kit.training.run import RunFolder
+with RunFolder(Path("contested")).locked():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        _, errors = train(path, code=2)
+        assert errors.startswith("Error: another run is writing to contested")
+    finally:
+        holder.kill()
+        holder.communicate()
+    train(path)  # the lock has died with its holder
+
+
+def limited():
+    """No file may grow beyond 20,000 bytes, as on a full disk."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="limits of POSIX")
+def test_a_full_disk_stops_clearly_and_leaves_the_last_checkpoint(undisturbed):
+    path = damaged_copy(undisturbed, "full")
+    folder = path.parent / "full" / "checkpoints"
+    for old in checkpoint.checkpoints_in(folder)[-2:]:
+        shutil.rmtree(old)
+    (last,) = checkpoint.checkpoints_in(folder)
+    _, errors = train(path, code=2, preexec_fn=limited)
+    assert errors.startswith("Error: ")
+    assert "could not be written" in errors
+    assert f"the last whole checkpoint is full/checkpoints/{last.name}" in errors
+    assert [each.name for each in folder.iterdir()] == [last.name]
+    assert checkpoint.damage(last) is None
+    train(path)
+    is_the_same(path, undisturbed)
+
+
+def test_data_that_changed_in_between_are_noticed(undisturbed):
+    folder = undisturbed.parent / "changed"
+    shutil.copytree(undisturbed.parent, folder, ignore=shutil.ignore_patterns("changed"))
+    path = damaged_copy(folder / "undisturbed.yaml", "again")
+    (folder / "text.txt").write_text((folder / "text.txt").read_text() + "w1 w2 w3\n")
+    _, errors = train(path, code=2)
+    assert "the data have changed since the run in again began" in errors
+
+
+@pytest.mark.slow
+def test_a_stream_goes_on_exactly_after_several_passes(tmp_path):
+    data = {"streaming": True, "streaming_validation": 5, "shuffle_buffer": 8}
+    paths = [write_run(tmp_path, name, data=data) for name in ("alone", "killed")]
+    train(paths[0])
+    train(paths[1], sys.executable, "-c", DYING, "step", "45", code=-signal.SIGKILL)
+    assert checkpoint.checkpoints_in(tmp_path / "killed" / "checkpoints")
+    train(paths[1])
+    is_the_same(paths[1], paths[0])
+
+
+def test_a_run_with_other_settings_is_refused(undisturbed):
+    path = write_run(undisturbed.parent, "undisturbed", model={"projected_length": 8})
+    _, errors = train(path, code=2)
+    assert "undisturbed holds a run with model.projected_length=4, now model.projected_length=8 is wanted" in errors
+    write_run(undisturbed.parent, "undisturbed")
+
+
+def test_no_checkpoint_holds_a_pickle(undisturbed):
+    files = [path for path in (undisturbed.parent / "undisturbed").rglob("*") if path.is_file() and path.name != ".lock"]
+    assert {path.suffix for path in files} <= {".json", ".jsonl", ".safetensors", ".yaml", ".png"}

@@ -1,0 +1,209 @@
+"""Small data sets that a tiny model learns in seconds, the YAML of each task, and the command line in a process of its own."""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+# `pairs` is classification with two texts
+TASKS = ("classification", "pairs", "masked-lm", "causal-lm", "translation", "denoising")
+
+FILLERS = [
+    "a",
+    "the",
+    "of",
+    "on",
+    "by",
+    "and",
+    "to",
+    "with",
+    "from",
+    "river",
+    "stone",
+    "cloud",
+    "letter",
+    "window",
+    "garden",
+    "winter",
+    "copper",
+    "road",
+]
+LIKED = ["good", "fine", "lovely"]
+DISLIKED = ["bad", "poor", "awful"]
+NUMBERS = (
+    ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
+    ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"],
+    ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix"],
+)
+DICTIONARY = {
+    "who": {"peter": "Peter", "mother": "Mutter", "nobody": "niemand", "everyone": "jeder", "who": "wer"},
+    "does": {"sees": "sieht", "finds": "findet", "buys": "kauft", "paints": "malt", "loves": "liebt"},
+    "colour": {"red": "rote", "green": "grüne", "blue": "blaue", "white": "weiße", "black": "schwarze"},
+    "what": {"houses": "Häuser", "flowers": "Blumen", "birds": "Vögel", "boats": "Boote", "letters": "Briefe"},
+}
+
+MODEL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 24,
+    "projected_length": 8,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+DECODER = {"block_length": 8, "slots": 4}
+STEPS = {"classification": 60, "pairs": 150, "masked-lm": 150, "causal-lm": 60, "translation": 240, "denoising": 60}
+
+
+# data
+
+
+def classification_rows(count, seed=0):
+    """A word of liking or disliking, somewhere among others, decides."""
+    rng, rows = random.Random(seed), []
+    for number in range(count):
+        label = ("pos", "neg")[number % 2]
+        words = rng.choices(FILLERS, k=rng.randint(4, 12))
+        words.insert(rng.randrange(len(words) + 1), rng.choice(LIKED if label == "pos" else DISLIKED))
+        rows.append({"text": " ".join(words), "label": label})
+    return rows
+
+
+def pair_rows(count, seed=0):
+    """As above, but only the second text decides: what the first one says is chance."""
+    rng = random.Random(seed)
+    premises = rng.sample(classification_rows(count, seed + 1000), count)
+    return [
+        {"premise": first["text"], "hypothesis": second["text"], "label": second["label"]}
+        for first, second in zip(premises, classification_rows(count, seed), strict=True)
+    ]
+
+
+def running_lines(count, seed=0):
+    """Counting in one of three languages, up or down: a word follows from its place and the others. With its end, a line
+    fills a block of 24 tokens; only the last one is shorter."""
+    rng, lines = random.Random(seed), []
+    for number in range(count):
+        words = rng.choice(NUMBERS)[:: rng.choice((1, -1))] * 3
+        lines.append(" ".join(words[: 23 if number < count - 1 else 13]))
+    return lines
+
+
+def sentence_pairs(count, seed=0):
+    """English and German sentences of four words, in another order; none comes twice."""
+    choices = list(itertools.product(*(words.items() for words in DICTIONARY.values())))
+    return [
+        (" ".join(word for word, _ in sentence), " ".join(sentence[place][1] for place in (0, 3, 2, 1)))
+        for sentence in random.Random(seed).sample(choices, count)
+    ]
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def write_jsonl(path, rows):
+    return write_lines(path, [json.dumps(row, ensure_ascii=False) for row in rows])
+
+
+def write_data(task, folder):
+    """train, validation and test of a task as files in `folder`; the numbers of examples are no multiples of a batch."""
+    folder = Path(folder)
+    for number, (split, count) in enumerate({"train": 400, "validation": 45, "test": 37}.items()):
+        if task == "classification":
+            write_jsonl(folder / f"{split}.jsonl", classification_rows(count, seed=number))
+        elif task == "pairs":
+            write_jsonl(folder / f"{split}.jsonl", pair_rows(count, seed=number))
+        elif task == "translation":
+            rows = ["source\ttarget", *(f"{source}\t{target}" for source, target in sentence_pairs(count, seed=number))]
+            write_lines(folder / f"{split}.tsv", rows)
+        else:
+            write_lines(folder / f"{split}.txt", running_lines(count, seed=number))
+    return folder
+
+
+# configurations
+
+
+def tree_for(task, folder, **overrides):
+    """The configuration of a task as plain values: data, cache and run lie in `folder`; overrides are such as `training.steps`."""
+    folder = Path(folder)
+    path = overrides.get("data.path")
+    tree = {
+        "task": "classification" if task == "pairs" else task,
+        "run": str(folder / "run"),
+        "model": {**MODEL, **(DECODER if task in ("causal-lm", "translation", "denoising") else {})},
+        "data": {"path": str(path or folder / f"{task} data"), "cache": str(folder / "cache")},
+        "tokenizer": {"kind": "words", "vocab_size": 100, "min_frequency": 1},
+        "training": {
+            "steps": STEPS[task],
+            "batch_size": 16,
+            "learning_rate": 5e-3,
+            "evaluate_every": STEPS[task] // 3,
+            "device": "cpu",
+        },
+    }
+    if tree["task"] != "classification":
+        # weights of 0.02, made for a width of 768, carry little at a width of 32
+        tree["model"]["initializer_range"] = 0.15
+        tree["training"]["learning_rate"] = 7e-3
+    if task == "pairs":
+        tree["data"]["columns"] = {"text": "premise", "pair": "hypothesis"}
+        tree["model"]["max_position_embeddings"] = 40
+    for key, value in overrides.items():
+        *parents, last = key.split(".")
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        if value is None:
+            place.pop(last, None)
+        else:
+            place[last] = str(value) if isinstance(value, Path) else value
+    return tree
+
+
+def yaml_for(task, folder, **overrides):
+    """A YAML file in `folder` and, if no `data.path` is given, the data it speaks of; None as an override removes a key.
+
+    yaml_for("masked-lm", tmp_path, **{"training.steps": 5})
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if "data.path" not in overrides and not (folder / f"{task} data").exists():
+        write_data(task, folder / f"{task} data")
+    path = folder / f"{task}.yaml"
+    path.write_text(yaml.safe_dump(tree_for(task, folder, **overrides), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+# commands
+
+
+def environment(**more):
+    """Of a process that shares the cores with others and never asks the hub."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TENSORBOARD_"))}
+    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
+    return {**own, **quiet, **more}
+
+
+def linformer(*args, cwd, env=None, input=None, check=True, timeout=300):
+    """`linformer …` in a process of its own; standard output and standard error as text."""
+    result = subprocess.run(
+        [sys.executable, "-m", "linformer_kit.cli", *map(str, args)],
+        cwd=cwd,
+        env=environment(**(env or {})),
+        input="" if input is None else input,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=timeout,
+    )
+    assert not check or result.returncode == 0, f"linformer {' '.join(map(str, args))}: {result.returncode}\n{result.stderr}"
+    return result
