@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,12 +34,17 @@ format: setup ## mend style and formatting where that can be done by machine
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: setup ## write docs/configuration.md again, from the types of the configuration
+	$(BIN)/python -c 'from pathlib import Path; from linformer_kit.training.config import reference_page; \
+	  Path("docs/configuration.md").write_text(reference_page(), encoding="utf-8")'
+
 bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about two hours; resumes)
 	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/parts.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/models_profile.py
+	$(BIN)/python benchmarks/training.py $(if $(IMDB),--data $(IMDB))
 
 clean: ## remove what these targets made, results/ excepted
 	rm -rf $(VENV) demo .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
