@@ -1,8 +1,6 @@
 """What the demo found: tables to read, numbers to keep, a picture to look at."""
 
 import csv
-import itertools
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,54 +8,39 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from .learn import DIGITS, PROJECTIONS, Learner, Settings
+from .files import SPLITS, Found
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# the two models of the comparison of times; the one value in which they differ stands in `twins`
+NAMES = ("Linformer", "full attention")
 # Okabe and Ito's colours, apart for every kind of eye; the markers differ too, for print
-COLOURS = {"Linformer": "#0072B2", "full attention": "#D55E00"}
-MARKERS = {"Linformer": "o", "full attention": "s"}
-
-# the share of right answers that we call learnt
-LEARNT = 0.95
+COLOURS = dict(zip(NAMES, ("#0072B2", "#D55E00"), strict=True))
+MARKERS = dict(zip(NAMES, ("o", "s"), strict=True))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured, by model."""
+    """What was measured."""
 
-    settings: Settings
-    learners: dict[str, Learner]
-    accuracies: dict[str, float]
-    layer_seconds: dict[int, dict[str, float]]
+    found: Found
+    accuracy: float
+    macro_f1: float
+    kinds: list[str]
+    confusion: list[list[int]]  # rows: what it is; columns: what it was taken for
+    document_seconds: dict[int, dict[str, float]]  # by length, then by model
+    step_seconds: dict[str, float]  # of the steps of the demo
 
-    def step_seconds(self, name: str) -> float:
-        """The median step: the first ones are slower, and a computer has other things to do."""
-        return statistics.median(self.learners[name].seconds)
+    @property
+    def tested(self) -> int:
+        """How many examples were held out."""
+        return sum(map(sum, self.confusion))
 
-    def steps_to_learn(self, name: str) -> int | None:
-        """The first step at which `LEARNT` of the recent new examples were answered correctly; None if that never came."""
-        curve = recent(self.learners[name].hits)
-        return next((step for step, share in enumerate(curve, start=1) if share >= LEARNT), None)
-
-    def seconds_to_learn(self, name: str) -> float | None:
-        """The seconds of training up to and including that step."""
-        steps = self.steps_to_learn(name)
-        return None if steps is None else sum(self.learners[name].seconds[:steps])
-
-    def parameters(self, name: str) -> int:
-        """How many numbers the model learns."""
-        return sum(parameter.numel() for parameter in self.learners[name].model.parameters())
-
-
-def recent(values: list[float], window: int = 10) -> list[float]:
-    """The mean of each value and those just before it, `window` at most.
-
-    >>> recent([0.0, 1.0, 1.0, 1.0], window=2)
-    [0.0, 0.5, 1.0, 1.0]
-    """
-    return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+    @property
+    def packages_tested(self) -> int:
+        """How many packages they come from."""
+        return len({example.package for example in self.found.splits["test"]})
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -78,112 +61,120 @@ def ratio(linformer: float, full: float) -> str:
     return f"{full / linformer:.1f} ×"
 
 
-def comparison(title: str, first: str) -> Table:
-    """An empty table with a column per model and one for their ratio."""
-    table = Table(title=title, title_justify="left")
-    for heading in (first, *PROJECTIONS, "ratio"):
-        table.add_column(heading, justify="right" if heading != "" else "left")
+# tables
+
+
+def found_table(found: Found) -> Table:
+    """Examples by kind and split, and how many packages they come from."""
+    table = Table(title="Pieces of files (from so many packages)", title_justify="left")
+    table.add_column("kind")
+    for split in SPLITS:
+        table.add_column(split, justify="right")
+    for kind in found.kinds:
+        table.add_row(kind, *(f"{found.count(kind, split)} ({len(found.packages(kind, split))})" for split in SPLITS))
+    table.add_section()
+    table.add_row("all", *(f"{len(examples)} ({len({e.package for e in examples})})" for examples in found.splits.values()))
     return table
 
 
-def training_table(result: Result) -> Table:
-    """Accuracy, cost and size of the two models."""
-    settings, names = result.settings, list(PROJECTIONS)
-    table = comparison(f"Two classifiers, up to {settings.length:,} tokens, {settings.steps} steps", "")
-    steps = [result.steps_to_learn(name) for name in names]
-    step_seconds = [result.step_seconds(name) for name in names]
-    seconds = [result.seconds_to_learn(name) for name in names]
-    table.add_row(f"accuracy on {settings.held_out} new examples", *(percent(result.accuracies[name]) for name in names), "")
-    table.add_row("seconds per training step", *(f"{value:.3f}" for value in step_seconds), ratio(*step_seconds))
-    table.add_row(f"steps until {percent(LEARNT, 0)} right", *("never" if value is None else str(value) for value in steps), "")
-    table.add_row(
-        f"seconds until {percent(LEARNT, 0)} right",
-        *("never" if value is None else f"{value:.1f}" for value in seconds),
-        "" if seconds[0] is None or seconds[1] is None else ratio(seconds[0], seconds[1]),
-    )
-    table.add_row("parameters", *(f"{result.parameters(name):,}" for name in names), "")
+def kinds_table(result: Result) -> Table:
+    """What became of each kind of the held-out files."""
+    table = Table(title="Held-out files", title_justify="left")
+    for heading in ("kind", "right", "taken for"):
+        table.add_column(heading, justify="right" if heading == "right" else "left")
+    for row, kind in enumerate(result.kinds):
+        counts = result.confusion[row]
+        wrong = sorted(((count, other) for other, count in zip(result.kinds, counts, strict=True) if other != kind), reverse=True)
+        table.add_row(kind, f"{counts[row]} of {sum(counts)}", ", ".join(f"{other} {count}" for count, other in wrong if count))
     return table
 
 
-def layer_table(result: Result) -> Table:
-    """Milliseconds of one attention layer, by length."""
-    table = comparison(f"One attention layer, {result.settings.layer_width} wide, forward, ms", "tokens")
-    for length, by_name in result.layer_seconds.items():
-        seconds = [by_name[name] for name in PROJECTIONS]
-        table.add_row(f"{length:,}", *(f"{1e3 * value:.2f}" for value in seconds), ratio(*seconds))
+def time_table(result: Result) -> Table:
+    """Milliseconds per document, by length."""
+    table = Table(title="One document through the model, ms", title_justify="left")
+    for heading in ("bytes", *NAMES, "ratio"):
+        table.add_column(heading, justify="right")
+    for length, by_name in result.document_seconds.items():
+        seconds = [by_name[name] for name in NAMES]
+        table.add_row(f"{length:,}", *(f"{1e3 * value:.1f}" for value in seconds), ratio(*seconds))
     return table
 
 
-def rows(result: Result) -> Iterator[tuple[str, str, int, int | None, float]]:
-    """Every number as (quantity, model, length, step, value); the curves step by step."""
-    length, steps = result.settings.length, result.settings.steps
-    for name, learner in result.learners.items():
-        yield "parameters", name, length, None, result.parameters(name)
-        yield "held-out accuracy", name, length, steps, result.accuracies[name]
-        yield "median step seconds", name, length, None, result.step_seconds(name)
-        learnt = result.seconds_to_learn(name)
-        if learnt is not None:
-            yield "seconds until learnt", name, length, result.steps_to_learn(name), learnt
-        for step in range(steps):
-            yield "step seconds", name, length, step + 1, learner.seconds[step]
-            yield "batch loss", name, length, step + 1, learner.losses[step]
-            yield "batch accuracy", name, length, step + 1, learner.hits[step]
-    for length, seconds in result.layer_seconds.items():
-        for name, value in seconds.items():
-            yield "layer seconds", name, length, None, value
+# numbers
+
+
+def rows(result: Result) -> Iterator[tuple[str, str, str | int, float]]:
+    """Every number as (quantity, of what, of what else, value)."""
+    for kind in result.kinds:
+        for split in SPLITS:
+            yield "examples", kind, split, result.found.count(kind, split)
+            yield "packages", kind, split, len(result.found.packages(kind, split))
+    yield "accuracy", "test", "", result.accuracy
+    yield "macro F1", "test", "", result.macro_f1
+    for kind, counts in zip(result.kinds, result.confusion, strict=True):
+        for other, count in zip(result.kinds, counts, strict=True):
+            yield "taken for", kind, other, count
+    for length, seconds in result.document_seconds.items():
+        for name in NAMES:
+            yield "seconds per document", name, length, seconds[name]
+    for step, value in result.step_seconds.items():
+        yield "seconds", step, "", value
 
 
 def write_numbers(result: Result, path: Path) -> None:
     """All of `rows` as CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["quantity", "model", "length", "step", "value"])
+        writer.writerow(["quantity", "of", "by", "value"])
         writer.writerows(rows(result))
 
 
+# the picture
+
+
 def draw(result: Result, path: Path) -> None:
-    """Left: accuracy against seconds of training. Right: the time of one layer against the length."""
+    """Left: what the held-out files were taken for. Right: the time of a document against its length."""
     from matplotlib.figure import Figure  # an optional dependency; and without pyplot no window is ever asked for
 
-    figure = Figure(figsize=(9, 3.9), dpi=160, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    draw_training(left, result)
-    draw_layers(right, result)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="0.9", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.title.set_fontsize(12)
+    figure = Figure(figsize=(10, 4.6), dpi=160, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
+    draw_confusion(left, result)
+    draw_times(right, result)
     figure.savefig(path, format="png")
 
 
-def draw_training(axes: "Axes", result: Result) -> None:
-    """The share of recent new examples answered correctly before learning from them; the last marker is the final test."""
-    steps = result.settings.steps
-    for name, learner in result.learners.items():
-        elapsed = list(itertools.accumulate(learner.seconds))
-        axes.plot(elapsed, [100 * share for share in recent(learner.hits)], color=COLOURS[name], linewidth=2)
-        label = f"{name}: {steps} steps in {elapsed[-1]:.0f} s, {percent(result.accuracies[name])}"
-        end = (elapsed[-1], 100 * result.accuracies[name])
-        axes.plot(*end, color=COLOURS[name], marker=MARKERS[name], linestyle="none", clip_on=False, label=label)
-    chance = 100 / DIGITS
-    axes.axhline(chance, color="0.5", linewidth=1, linestyle=":")
-    axes.text(0.99, chance + 1, "chance", transform=axes.get_yaxis_transform(), ha="right", color="0.4", fontsize=9)
-    axes.set(xlabel="seconds of training", ylabel="accuracy on new examples, %", xlim=(0, None), ylim=(0, 103))
-    axes.set_title(f"The same batches of up to {result.settings.length:,} tokens")
-    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.17), fontsize=9, handletextpad=0.2)
+def draw_confusion(axes: "Axes", result: Result) -> None:
+    """Counts, on a blue that is the deeper the greater their share of the row."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shares = [[count / max(1, sum(counts)) for count in counts] for counts in result.confusion]
+    axes.imshow(shares, cmap=LinearSegmentedColormap.from_list("", ["white", COLOURS["Linformer"]]), vmin=0, vmax=1)
+    for row, counts in enumerate(result.confusion):
+        for column, count in enumerate(counts):
+            if count:
+                colour = "white" if shares[row][column] > 0.5 else "black"
+                axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=9)
+    places = range(len(result.kinds))
+    axes.set_xticks(places, result.kinds, rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_yticks(places, result.kinds)
+    axes.set_xticks([place - 0.5 for place in places], minor=True)
+    axes.set_yticks([place - 0.5 for place in places], minor=True)
+    axes.grid(which="minor", color="0.88", linewidth=0.8)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_color("0.7")
+    axes.set(xlabel="taken for", ylabel="is")
+    axes.set_title(f"{result.tested} pieces of files held out: {percent(result.accuracy)} right", fontsize=12)
 
 
-def draw_layers(axes: "Axes", result: Result) -> None:
-    """Milliseconds against tokens, both on logarithmic scales, with the ratio at the greatest length."""
-    lengths = list(result.layer_seconds)
-    for name in PROJECTIONS:
-        milliseconds = [1e3 * result.layer_seconds[length][name] for length in lengths]
+def draw_times(axes: "Axes", result: Result) -> None:
+    """Milliseconds against bytes, both on logarithmic scales, with the ratio at the greatest length."""
+    lengths = list(result.document_seconds)
+    for name in NAMES:
+        milliseconds = [1e3 * result.document_seconds[length][name] for length in lengths]
         axes.plot(lengths, milliseconds, color=COLOURS[name], marker=MARKERS[name], linewidth=2, label=name)
-    low, high = (1e3 * result.layer_seconds[lengths[-1]][name] for name in PROJECTIONS)
-    axes.annotate(
-        "", (lengths[-1], low), (lengths[-1], high), arrowprops={"arrowstyle": "<->", "color": "0.4", "shrinkA": 6, "shrinkB": 6}
-    )
+    low, high = (1e3 * result.document_seconds[lengths[-1]][name] for name in NAMES)
+    arrow = {"arrowstyle": "<->", "color": "0.4", "shrinkA": 6, "shrinkB": 6}
+    axes.annotate("", (lengths[-1], low), (lengths[-1], high), arrowprops=arrow)
     # on white, so that no grid line runs through the number
     white = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
     axes.text(0.95 * lengths[-1], (low * high) ** 0.5, ratio(low, high), ha="right", va="center", color="0.25", bbox=white)
@@ -192,6 +183,9 @@ def draw_layers(axes: "Axes", result: Result) -> None:
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.margins(x=0.08)
-    axes.set(xlabel="tokens", ylabel="milliseconds")
-    axes.set_title(f"One attention layer, {result.settings.layer_width} wide, forward")
+    axes.grid(color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel="bytes of a document", ylabel="milliseconds per document")
+    axes.set_title("The same model, and with full attention", fontsize=12)
     axes.legend(frameon=False, loc="upper left")

@@ -1,0 +1,563 @@
+"""The demo: the files it finds, how they are split, what it trains, shows and leaves."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from linformer_kit import demo
+from linformer_kit.cli import app
+from linformer_kit.demo import files, show
+from linformer_kit.demo.files import SPLITS, WINDOW, Source, Wanted
+
+FEW = Wanted(examples={"train": 12, "validation": 4, "test": 4}, least={"train": 6, "validation": 2, "test": 2}, windows_per_file=4)
+TINY = demo.Settings(
+    wanted=FEW,
+    overrides=(
+        *("model.hidden_size=16", "model.intermediate_size=16", "model.num_attention_heads=2", "model.num_hidden_layers=1"),
+        *("model.max_position_embeddings=128", "model.projected_length=8"),
+        *("training.steps=6", "training.batch_size=4", "training.evaluate_every=3"),
+    ),
+    lengths=(64, 100),
+    rounds=2,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Beside other work, threads that wait for each other make tiny models many times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def words(chance: random.Random, number: int) -> list[str]:
+    return ["".join(chance.choices("abcdefghijklmnop", k=8)) for _ in range(number)]
+
+
+def python_text(seed: str, functions: int = 60) -> bytes:
+    """Python that occurs nowhere else."""
+    chance = random.Random(seed)
+    bodies = (words(chance, 3) for _ in range(functions))
+    return "".join(f"def {one}({two}):\n    return {two} + {three}\n\n" for one, two, three in bodies).encode()
+
+
+def json_text(seed: str, rows: int = 100) -> bytes:
+    chance = random.Random(seed)
+    return json.dumps({word: chance.random() for word in words(chance, rows)}, indent=1).encode()
+
+
+def make_site(folder: Path, packages: int = 9) -> list[Source]:
+    """A site-packages with Python and JSON in every package, and one package with HTML."""
+    for number in range(packages):
+        package = folder / f"package{number}"
+        package.mkdir(parents=True)
+        for file in range(4):
+            (package / f"module{file}.py").write_bytes(python_text(f"{number} {file}"))
+            (package / f"table{file}.json").write_bytes(json_text(f"{number} {file}"))
+        # what every package has a copy of, and what every package has nearly a copy of
+        (package / "copied.py").write_bytes(python_text("copied"))
+        (package / "changed.py").write_bytes(f"owner_of_this_file_is = {number}\n".encode() + python_text("changed"))
+    (folder / "package0" / "page.html").write_bytes(b"<p>a paragraph</p>\n" * 300)
+    return list(files.site_sources(folder))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return make_site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, site):
+    """The demo, run once with tiny settings: the result, its folder and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("demo") / "new" / "a: demo", io.StringIO()
+    result = demo.run(folder, Console(file=printed, width=80), TINY, site)
+    return result, folder, printed.getvalue()
+
+
+def linformer(*arguments: str):
+    return CliRunner().invoke(app, arguments)
+
+
+# what a file is
+
+
+ENGLISH = b"This is the text of a manual, and it is for the people who want to read it in a chair. " * 10
+C = b"#include <stdio.h>\n" + b"int answer(void) { return 42; }\n" * 40
+NOISE = random.Random(0).randbytes(2000)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a/b.py", python_text("a"), "Python"),
+        ("a/b.py", python_text("a") + b"def (", None),
+        ("a/b.py", b"# nothing but a comment\n" * 40, None),
+        ("a/b.pyc", b"\xa7\r\r\n" + NOISE, "byte code"),
+        ("a/b.opt-1.pyc", b"\xa7\r\r\n" + NOISE, None),
+        ("a/b.pyc", NOISE, None),
+        ("a/b.h", C, "C or C++"),
+        ("a/b.cpp", C, "C or C++"),
+        ("a/b.h", ENGLISH, None),
+        ("a/b.c", C + b"\0", None),
+        ("a/b.cpython-311-x86_64-linux-gnu.so", b"\x7fELF" + NOISE, "machine code"),
+        ("a/libb.so.1.2", b"\x7fELF" + NOISE, "machine code"),
+        ("a/b.dll", b"MZ" + NOISE, "machine code"),
+        ("a/b.so", ENGLISH, None),
+        ("a/b.md", ENGLISH, "English"),
+        ("a-1.0.dist-info/METADATA", ENGLISH, "English"),
+        ("a/LICENSE", ENGLISH, "English"),
+        ("a/b.txt", NOISE, None),
+        ("a/b.txt", b"a bell\a" * 100, None),
+        ("a/b.json", json_text("a"), "JSON"),
+        ("a/b.json", json_text("a")[:-5], None),
+        ("a/b.json", b'"' + b"a" * 1000 + b'"', None),
+        ("a/b.html", b"<p>a <b>bold</b> paragraph</p>\n" * 30, "HTML or XML"),
+        ("a/b.svg", b"<svg><path d='M 1 1'/></svg>\n" * 30, "HTML or XML"),
+        ("a/b.html", ENGLISH, None),
+        ("a/b.png", b"\x89PNG" + NOISE, "compressed"),
+        ("a/b.gz", gzip.compress(NOISE), "compressed"),
+        ("a/b.zip", ENGLISH, None),
+        ("a/b.py", b"x = 1\n", None),  # too short
+        ("a/b.unknown", ENGLISH, None),
+    ],
+)
+def test_name_and_content_must_agree(tmp_path, name, content, kind):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    proposed = files.candidates([Source(str(path), "a", name)])
+    confirmed = [
+        kind for kind, by_package in proposed.items() if any(files.confirmed_size(kind, *each) for each in by_package.values())
+    ]
+    assert confirmed == ([] if kind is None else [kind])
+
+
+def test_a_file_that_is_gone_or_locked_is_left_out(tmp_path):
+    assert files.confirmed_size("Python", Source(str(tmp_path / "gone.py"), "a", "a/gone.py")) == 0
+    assert files.confirmed_size("Python", Source(str(tmp_path), "a", "a/folder.py")) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "shows"),
+    [
+        ("machine code", NOISE, True),
+        ("machine code", ENGLISH, False),
+        ("machine code", bytes(1000) + NOISE[:100], False),
+        ("byte code", b"a_name\0" * 500, False),
+        ("HTML or XML", b"<p>short</p>" * 20, True),
+        ("HTML or XML", b"<!-- " + ENGLISH, False),
+        ("compressed", NOISE, True),
+        ("compressed", b"\x00\x19\x03\x02" * 500, False),
+        ("English", ENGLISH, True),
+        ("English", C, False),
+        ("English", b"numpy\nscipy\npandas\n" * 50, False),
+        ("English", b"Das ist der Text der Anleitung, und er ist lang. " * 20, False),
+        ("C or C++", C, True),
+        ("C or C++", ENGLISH, False),
+        ("Python", python_text("a"), True),
+        ("Python", b"A docstring.\n" * 50, False),
+        ("Python", b" " * 1000, False),
+    ],
+)
+def test_a_window_must_have_something_to_be_recognised_by(kind, window, shows):
+    assert files.shows_its_kind(files.Example(window.decode("latin-1"), kind, "a", "a/b")) == shows
+
+
+# where files are, and whose
+
+
+def test_a_distribution_owns_all_its_folders(tmp_path):
+    records = {
+        "Torch-2.0.dist-info": ["torch/__init__.py", "torchgen/gen.py", "six.py", "../../bin/torchrun"],
+        "protobuf-1.dist-info": ["google/protobuf/a.py"],
+        "googleapis-1.dist-info": ["google/api/b.py"],
+    }
+    for folder, paths in records.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {folder.split('-')[0]}\nVersion: 1\n")
+        (tmp_path / folder / "RECORD").write_text("".join(f"{path},sha256=x,1\n" for path in [*paths, f"{folder}/RECORD"]))
+    for path in (
+        "torch/nn/a.py",
+        "torchgen/b.py",
+        "__pycache__/six.cpython-311.pyc",
+        "google/protobuf/a.py",
+        "google/api/b.py",
+        "alone/c.py",
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    packages = {source.name.removeprefix("site-packages/"): source.package for source in files.site_sources(tmp_path)}
+    assert packages["torch/nn/a.py"] == packages["torchgen/b.py"] == packages["Torch-2.0.dist-info/METADATA"] == "Torch"
+    assert packages["__pycache__/six.cpython-311.pyc"] == "Torch"
+    assert packages["google/protobuf/a.py"] == packages["google/api/b.py"] == packages["protobuf-1.dist-info/RECORD"]
+    assert packages["alone/c.py"] == "alone"
+
+
+def test_the_standard_library_is_several_packages(tmp_path):
+    for path in ("abc.py", "ast.py", "json/decoder.py", "site-packages/torch/a.py", "__pycache__/abc.pyc"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    packages = {source.name: source.package for source in files.library_sources(tmp_path)}
+    assert packages == {
+        "python/abc.py": "python/modules",
+        "python/ast.py": "python/modules",
+        "python/__pycache__/abc.pyc": "python/modules",
+        "python/json/decoder.py": "python/json",
+    }
+
+
+def test_our_own_files_are_left_out(tmp_path):
+    (tmp_path / "linformer_kit").mkdir()
+    (tmp_path / "linformer_kit" / "cli.py").touch()
+    assert list(files.site_sources(tmp_path)) == []
+
+
+# windows
+
+
+@given(size=st.integers(files.SHORTEST, 10 * WINDOW), seed=st.integers(0, 10**6))
+def test_windows_lie_in_the_file_and_do_not_overlap(size, seed):
+    starts = files.window_starts(size, str(seed))
+    assert len(starts) == max(1, size // WINDOW)
+    for one, two in zip(sorted(starts), sorted(starts)[1:], strict=False):
+        assert two - one >= WINDOW
+    assert min(starts) >= 0
+    assert max(starts) == 0 if size < WINDOW else max(starts) + WINDOW <= size
+
+
+def test_a_third_of_the_files_show_their_beginning_first():
+    first = Counter(files.window_starts(20 * WINDOW + 100, str(seed))[0] == 0 for seed in range(1000))
+    assert 300 < first[True] < 400
+
+
+# splits
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_package_and_no_content_is_in_two_splits(site, seed):
+    found = files.gather(site, Wanted(**{**vars(FEW), "seed": seed}))
+    packages = {split: {example.package for example in found.splits[split]} for split in SPLITS}
+    texts = [example.text for examples in found.splits.values() for example in examples]
+    assert all(packages.values())
+    assert sum(map(len, packages.values())) == len(set.union(*packages.values()))
+    assert len(texts) == len(set(texts))
+
+
+def test_nearly_a_copy_is_left_out_of_later_splits(site):
+    everything = dict.fromkeys(SPLITS, 1000)  # of examples that may be drawn
+    found = files.gather(site, Wanted(**{**vars(FEW), "examples": everything}))
+    for name in ("copied.py", "changed.py"):
+        kept = [example.package for examples in found.splits.values() for example in examples if example.file.endswith(name)]
+        assert len(set(kept)) == 1
+    lines = {
+        split: {line for example in found.splits[split] for line in files.long_lines(example.text.encode("latin-1"))}
+        for split in SPLITS
+    }
+    for later in found.splits["test"]:
+        own = files.long_lines(later.text.encode("latin-1"))
+        assert len(own & (lines["train"] | lines["validation"])) <= len(own) / 2
+
+
+def test_every_kind_is_in_every_split_and_no_package_rules(site):
+    found = files.gather(site, FEW)
+    assert found.kinds == ["Python", "JSON"]
+    for kind in found.kinds:
+        assert found.count(kind, "train") == 12
+        assert len(found.packages(kind, "train")) > 3
+        assert found.packages(kind, "validation")
+        assert found.packages(kind, "test")
+
+
+@pytest.mark.parametrize("count", [6, 8, 30])
+def test_each_split_has_its_share_of_every_kind(count):
+    packages = {f"package{number}": 1 + number % 5 for number in range(count)}
+    # the rarer kind chooses first, the other around it
+    rare = dict.fromkeys(list(packages)[:6], 2)
+    home = files.split_packages({"common": packages, "rare": rare}, Wanted())
+    for weights in (packages, rare):
+        have = Counter()
+        for package, weight in weights.items():
+            have[home[package]] += weight
+        assert have["train"] > max(have["test"], have["validation"])
+        assert min(have["test"], have["validation"]) > 0
+    assert set(home) == set(packages)
+
+
+def test_an_example_is_a_piece_of_its_file_and_tells_no_path(site):
+    paths = {source.name: Path(source.path) for source in site}
+    for example in files.gather(site, FEW).splits["train"]:
+        assert not Path(example.file).is_absolute()
+        assert example.text.encode("latin-1") in paths[example.file].read_bytes()
+        assert len(example.text.encode()) <= WINDOW
+
+
+def test_a_window_fits_the_model_whatever_its_bytes(tmp_path):
+    content = random.Random(0).randbytes(3 * WINDOW)
+    (tmp_path / "file").write_bytes(content)
+    example = files.cut("compressed", Source(str(tmp_path / "file"), "a", "a/file"), start=100)
+    assert content[100:].startswith(example.text.encode("latin-1"))
+    assert WINDOW - 1 <= len(example.text.encode()) <= WINDOW  # in tokens, a start and an end aside
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(site, tmp_path):
+    for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+        files.write_examples(files.gather(site, Wanted(**{**vars(FEW), "seed": seed})), tmp_path / name)
+    one, two, three = (
+        [(tmp_path / name / f"{split}.jsonl.gz").read_bytes() for split in SPLITS] for name in ("one", "two", "three")
+    )
+    assert one == two
+    assert one != three
+
+
+def test_what_was_written_is_read(site, tmp_path):
+    found = files.gather(site, FEW)
+    files.write_examples(found, tmp_path / "data")
+    again = files.read_examples(tmp_path / "data")
+    assert again.splits == found.splits
+    assert set(again.left_out) == set(found.left_out)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_half_written_examples_are_no_examples(site, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    found = files.gather(site, FEW)
+    monkeypatch.setattr(files.gzip, "compress", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_examples(found, tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kind_with_too_few_packages_or_examples_is_left_out_with_the_reason(site):
+    found = files.gather(site, FEW)
+    assert found.left_out["HTML or XML"] == "of which only 1 packages have files; 6 are needed"
+    assert "HTML or XML" not in {example.label for examples in found.splits.values() for example in examples}
+    many = Wanted(**{**vars(FEW), "least": {"train": 6, "validation": 2, "test": 5}})
+    assert (
+        files.gather(site, many).left_out["JSON"]
+        == "of which there are too few examples: 12 for train, 4 for validation, 4 for test"
+    )
+
+
+def test_this_python_has_files_of_many_kinds():
+    found = files.gather(files.installation(), FEW)
+    assert {"Python", "C or C++", "machine code", "English"} <= set(found.kinds)
+    packages = [{example.package for example in found.splits[split]} for split in SPLITS]
+    assert sum(map(len, packages)) == len(set.union(*packages))
+
+
+# what it leaves behind
+
+
+def test_the_csv_holds_what_was_measured(tiny):
+    result, folder, _ = tiny
+    with (folder / demo.NUMBERS).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = {(row["quantity"], row["of"], row["by"]): float(row["value"]) for row in rows}
+    assert len(table) == len(rows)  # no row twice
+    assert table["accuracy", "test", ""] == result.accuracy
+    assert table["examples", "JSON", "train"] == result.found.count("JSON", "train") == 12
+    right = sum(table["taken for", kind, kind] for kind in result.kinds)
+    tested = sum(value for (quantity, *_), value in table.items() if quantity == "taken for")
+    assert tested == len(result.found.splits["test"])
+    assert right / tested == pytest.approx(result.accuracy)
+    for length in TINY.lengths:
+        for name in show.NAMES:
+            assert table["seconds per document", name, str(length)] == result.document_seconds[length][name] > 0
+    assert {step for quantity, step, _ in table if quantity == "seconds"} == {"gathering", "training", "testing", "timing"}
+
+
+def test_the_accuracy_is_that_of_the_evaluation_on_the_held_out_files(tiny):
+    result, folder, _ = tiny
+    stored = json.loads((folder / demo.RUN / "evaluation.json").read_text())
+    assert (stored["split"], stored["accuracy"]) == ("test", result.accuracy)
+    truths = Counter(example.label for example in result.found.splits["test"])
+    assert [sum(counts) for counts in result.confusion] == [truths[kind] for kind in result.kinds]
+
+
+def test_the_kinds_are_put_in_our_order():
+    metrics = {"accuracy": 0.5, "macro_f1": 0.5, "labels": ["JSON", "Python"], "confusion": [[1, 2], [3, 4]], "loss": 1.0}
+    ours = {"accuracy": 0.5, "macro_f1": 0.5, "kinds": ["Python", "JSON"], "confusion": [[4, 3], [2, 1]]}
+    assert demo.in_our_order(metrics) == ours
+
+
+def test_the_twins_differ_in_the_projection_alone(tiny):
+    _, folder, _ = tiny
+    ours, full = (model.config.to_diff_dict() for model in demo.twins(folder / demo.RUN / "model", 200).values())
+    assert {key for key in {**ours, **full} if ours.get(key) != full.get(key)} == {"projection"}
+    assert ours["max_position_embeddings"] == 200
+
+
+def test_the_picture_is_a_png_with_something_on_it(tiny):
+    from matplotlib.image import imread
+
+    _, folder, _ = tiny
+    pixels = imread(folder / demo.PICTURE)
+    assert pixels.shape[1] > 1000
+    assert pixels.min() < pixels.max()
+
+
+def test_nothing_else_is_left(tiny):
+    _, folder, _ = tiny
+    assert {path.name for path in folder.iterdir()} == {demo.PICTURE, demo.NUMBERS, demo.DATA, demo.RUN, demo.CACHE}
+
+
+def test_the_printed_numbers_are_those_measured(tiny):
+    result, folder, printed = tiny
+    assert f"Right: {show.percent(result.accuracy)} of 8 pieces" in printed
+    assert "Left out: HTML or XML, of which only 1 packages have files; 6 are needed." in printed
+    for seconds in result.document_seconds.values():
+        assert f"{1e3 * seconds['Linformer']:.1f}" in printed
+    assert str(folder / demo.PICTURE) in printed
+    assert "\x1b" not in printed
+
+
+def test_the_command_it_shows_runs(tiny):
+    import shlex
+
+    result, _, printed = tiny
+    shown, answer = printed.split("$ ")[1].splitlines()[:2]
+    program, *arguments = shlex.split(shown)
+    again = linformer(*arguments)
+    assert (program, again.exit_code) == ("linformer", 0)
+    assert again.stdout.split("\t")[0] == answer.split("\t")[0].split("  ")[0].strip()
+    assert again.stdout.split("\t")[0] in result.kinds
+
+
+def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site):
+    result, folder, _ = tiny
+    for name in (demo.PICTURE, demo.NUMBERS):
+        (folder / name).write_text("old")
+    weights = folder / demo.RUN / "model" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    printed = io.StringIO()
+    # what is installed may have changed in between
+    again = demo.run(folder, Console(file=printed, width=80, force_terminal=True), TINY, site[:5])
+    assert "examples are those of an earlier run" in printed.getvalue()
+    assert "is finished" in printed.getvalue()
+    assert "━" in printed.getvalue()  # a terminal shows bars
+    assert (again.confusion, again.found.splits) == (result.confusion, result.found.splits)
+    assert weights.stat().st_mtime_ns == before
+    assert (folder / demo.PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert (folder / demo.NUMBERS).read_text().startswith("quantity,")
+
+
+# what goes wrong does so at once, in one line
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    """Fail as soon as the demo begins to work."""
+    monkeypatch.setattr(demo, "find_examples", lambda *_: pytest.fail("the work has begun"))
+
+
+def fails_in_one_line(result, *said: str) -> None:
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    for each in said:
+        assert each in result.stderr
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("path", ["taken", "taken/below"], ids=["a file", "below a file"])
+def test_an_output_that_cannot_be_a_folder(tmp_path, path):
+    (tmp_path / "taken").write_text("precious")
+    fails_in_one_line(linformer("demo", "--output", str(tmp_path / path)), path, "--output")
+    assert (tmp_path / "taken").read_text() == "precious"
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder where even root cannot write")
+@pytest.mark.parametrize("path", ["/proc", "/proc/demo"])
+def test_an_output_that_cannot_be_written(path):
+    fails_in_one_line(linformer("demo", "--output", path), path, "--output")
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("name", [demo.PICTURE, demo.NUMBERS])
+def test_an_output_whose_files_are_folders(tmp_path, name):
+    (tmp_path / name).mkdir()
+    fails_in_one_line(linformer("demo", "--output", str(tmp_path)), name, "--output")
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("name", [demo.DATA, demo.RUN, demo.CACHE])
+def test_an_output_whose_folders_are_files(tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    fails_in_one_line(linformer("demo", "--output", str(tmp_path)), name, "--output")
+    assert (tmp_path / name).read_text() == "precious"
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("missing", demo.NEEDED)
+def test_without_a_package_it_says_what_to_install(tmp_path, monkeypatch, missing):
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == missing else name)
+    fails_in_one_line(linformer("demo", "--output", str(tmp_path)), missing, 'pip install "linformer-kit[train]"')
+
+
+def test_too_few_files_altogether(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "installation", list)
+    result = linformer("demo", "--output", str(tmp_path))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: this Python has too few files")
+    assert result.stderr.count("\n") == 1
+
+
+def test_damaged_examples_of_an_earlier_run(tmp_path):
+    (tmp_path / demo.DATA).mkdir()
+    result = linformer("demo", "--output", str(tmp_path))
+    assert result.exit_code == 2
+    assert "train.jsonl.gz" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_interrupt_while_training_says_how_to_go_on(tmp_path, monkeypatch):
+    from linformer_kit.training import train
+    from linformer_kit.training.errors import Stopped
+
+    def stopped(*_):
+        raise Stopped("stopped at step 3", 130)
+
+    monkeypatch.setattr(demo, "find_examples", lambda *_: files.Found({split: [] for split in SPLITS}))
+    monkeypatch.setattr(train, "train", stopped)
+    result = linformer("demo", "--output", str(tmp_path / "a demo"))
+    assert result.exit_code == 130
+    assert result.stderr == f"Stopped and saved. To go on: linformer demo --output '{tmp_path}/a demo'\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_real_interrupt_leaves_neither_traceback_nor_files(tmp_path):
+    # a shell may have told its background jobs, and so this test, to ignore Ctrl-C
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from linformer_kit.cli import app; app()"
+    command = [sys.executable, "-c", code, "demo", "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()  # the first words: the work has begun
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, errors) == (130, "Stopped.\n")
+    assert list((tmp_path / "out").iterdir()) == []
