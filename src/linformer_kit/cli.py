@@ -5,6 +5,7 @@ What is slow to import, torch above all, is imported inside the commands, so tha
 
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,7 +128,9 @@ def evaluate(
 
         from .training.evaluate import evaluate, table_of
 
-        Console().print(table_of(evaluate(run, split, data, beams)))
+        metrics = evaluate(run, split, data, beams)
+        if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+            Console().print(table_of(metrics))
 
 
 @app.command()

@@ -206,6 +206,8 @@ def load_config(source: str | Path, overrides: list[str] | None = None) -> RunCo
     tree = parse_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise UserError(f"{path} must hold keys and values, such as `task: classification`; it holds {describe(tree)}")
+    if path.name == CONFIG_NAME and path.with_name("environment.json").is_file():
+        tree["run"] = str(path.parent)  # the folder of a run may have been moved
     for override in overrides or []:
         apply_override(tree, override)
     if tree.get("run") is None:
@@ -411,6 +413,8 @@ def converted_field(value: Any, kind: Any, path: str) -> Any:
 def check_together(config: RunConfig) -> None:
     """What no single type can say."""
     training, data = config.training, config.data
+    if config.seed < 0:
+        raise UserError(f"seed is {config.seed}; it must not be negative")
     if training.epochs is not None and training.steps is not None:
         raise UserError("training.epochs and training.steps are both given; remove one of them, or set it to null")
     if (data.path is None) == (data.generated is None):

@@ -51,7 +51,7 @@ def find_sources(data: DataConfig, task: str) -> dict[str, list[Source]] | None:
     if path.is_file():
         return {data.train: [Source((path,), format_of(path, data))]}
     if not path.is_dir():
-        looks_local = path.is_absolute() or data.path.startswith((".", "~")) or len(path.parts) > 2 or path.suffix
+        looks_local = path.is_absolute() or data.path.startswith((".", "~")) or len(path.parts) > 2 or suffix_of(path) in FORMATS
         if looks_local:
             raise UserError(f"data.path is {data.path!r}: there is no such file or folder")
         return None
@@ -75,7 +75,15 @@ def sources_of_split(folder: Path, names: tuple[str, ...], data: DataConfig, tas
             return sources_in(folder / name, data, task)
     files = [path for path in data_files(folder, data) if path.name.split(".")[0].split("-")[0].split("_")[0] in names]
     files += [path for path in data_files(folder, data) if path.name.split(".")[0] in names and path not in files]
-    return [Source(tuple(files), format_of(files[0], data))] if files else []
+    return [Source(tuple(files), one_format(files, folder, data))] if files else []
+
+
+def one_format(files: list[Path], folder: Path, data: DataConfig) -> str:
+    """The format that all of some files have."""
+    formats = {format_of(path, data) for path in files}
+    if len(formats) > 1:
+        raise UserError(f"{folder} holds files of several kinds ({', '.join(sorted(formats))}); keep one, or set data.format")
+    return formats.pop()
 
 
 def sources_in(folder: Path, data: DataConfig, task: str) -> list[Source]:
@@ -84,12 +92,9 @@ def sources_in(folder: Path, data: DataConfig, task: str) -> list[Source]:
     if task == "classification" and sum(map(bool, by_class.values())) > 1:
         return [Source(tuple(files), "text", label) for label, files in by_class.items() if files]
     if files := data_files(folder, data):
-        formats = {format_of(path, data) for path in files}
-        if len(formats) > 1:
-            raise UserError(f"{folder} holds files of several kinds ({', '.join(sorted(formats))}); keep one, or set data.format")
-        return [Source(tuple(files), formats.pop())]
+        return [Source(tuple(files), one_format(files, folder, data))]
     files = [path for below in sorted(folder.rglob("*")) if below.is_dir() for path in data_files(below, data)]
-    return [Source(tuple(files), format_of(files[0], data))] if files else []
+    return [Source(tuple(files), one_format(files, folder, data))] if files else []
 
 
 def data_files(folder: Path, data: DataConfig) -> list[Path]:
@@ -185,7 +190,8 @@ def read_sources(sources: list[Source], data: DataConfig, what: str) -> Rows:
 def builder_of(source: Source, data: DataConfig) -> dict[str, Any]:
     """How `datasets` reads a format."""
     # a text that happens to be "NA" or "null" is a text
-    table: dict[str, Any] = {"encoding": data.encoding, "keep_default_na": False}
+    # and a row with a field too many does not push the others aside
+    table: dict[str, Any] = {"encoding": data.encoding, "keep_default_na": False, "index_col": False}
     # and 007 is not 7
     table["converters"] = {name: str for name in asdict(data.columns).values() if name is not None}
     if data.header:

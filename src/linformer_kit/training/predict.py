@@ -1,6 +1,7 @@
 """Predicting with a finished run: a label, filled masks, a continuation, a translation."""
 
 import io
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -184,6 +185,8 @@ def read_inputs(given: list[str], per: str | None, config: RunConfig) -> Iterato
         path = Path(each)
         if is_file(path):
             yield from inputs_of_file(path, per, config)
+        elif suffix_of(path) in FORMATS and not re.search(r"\s", each):  # hardly a text
+            raise UserError(f"there is no file {each!r}; give a text, a file, or something on standard input")
         else:
             yield split_pair(each, config)
 

@@ -393,7 +393,9 @@ def class_names(rows: Rows, config: RunConfig) -> list[str] | None:
 def labels_of(batch: dict[str, list], name: str, names: list[str] | None) -> list[str]:
     """Labels as texts."""
     if names is None:
-        return texts(batch, name)
+        if "" in (labels := texts(batch, name)):
+            raise UserError(f"the column {name!r} has rows without a label ({labels.count('')} among {len(labels)}); remove them")
+        return labels
     numbers = column(batch, name)
     if missing := sum(number is None or number < 0 for number in numbers):
         raise UserError(
@@ -473,7 +475,8 @@ def bars(histogram: dict[str, list], width: int = 50) -> Iterator[str]:
     >>> list(bars({"counts": [1, 2], "edges": [1, 10, 100]}, width=4))
     ['     1 –      9  ██ 1', '    10 –     99  ████ 2']
     """
-    highest = max(1, *histogram["counts"])
+    highest, begun = max(1, *histogram["counts"]), False
     for count, low, high in zip(histogram["counts"], histogram["edges"], histogram["edges"][1:], strict=False):
-        if count or low > 1:
+        begun = begun or count > 0
+        if begun:
             yield f"{low:6,.0f} – {high - 1:6,.0f}  {'█' * math.ceil(width * count / highest)} {count:,}"
