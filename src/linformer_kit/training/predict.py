@@ -229,6 +229,8 @@ def inputs_of_stream(stream: IO[bytes], name: str, per: str, config: RunConfig) 
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UserError(f"{name}: the byte 0x{byte:02x} is not {config.data.encoding}; convert it with iconv") from None
+    finally:
+        file.detach()  # whoever has opened the stream closes it
 
 
 def split_pair(text: str, config: RunConfig) -> Input:
