@@ -81,7 +81,7 @@ def main(
 
 @app.command()
 def demo(output: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("demo")) -> None:
-    """Train and time a small Linformer beside full attention: about a minute and a half on two cores."""
+    """Train a detector of file kinds on the bytes of what this Python has installed, test and time it: some minutes."""
     with short_errors():
         from .demo import run
 
