@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet --editable ".[dev]"
 	@touch $@
 
-demo: setup ## train, time and draw the embedded example: numbers, and a picture in demo/
+demo: setup ## learn kinds of files from the bytes of what is installed, test, time: numbers, and a picture in demo/
 	$(BIN)/linformer demo
 
 test: setup ## run all tests

@@ -131,10 +131,10 @@ COMPLETE = Sweep(
     tokens=16384,
     steps=10,
     turn_seconds=15.0,
-    budget_seconds=220.0,
+    budget_seconds=60.0,
     least_rounds=3,
     most_rounds=7,
-    preparations=3,
+    preparations=1,
     reviews=25_000,
 )
 QUICK = Sweep(

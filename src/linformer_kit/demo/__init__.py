@@ -171,7 +171,8 @@ def time_twins(model_folder: Path, settings: Settings, console: Console) -> dict
         for length in settings.lengths:
             ids = torch.randint(5, 261, (1, length))  # bytes; the first five tokens are special
             calls = {name: call_of(model, ids) for name, model in twins(model_folder, length).items()}
-            timings = time_interleaved(calls, least_rounds=settings.rounds, most_rounds=settings.rounds)
+            rounds = {"least_rounds": min(3, settings.rounds), "most_rounds": settings.rounds}
+            timings = time_interleaved(calls, budget_seconds=5, **rounds)
             result[length] = {name: timing.median for name, timing in timings.items() if timing.median}
             advance(f"{length:,} bytes")
     return result
