@@ -35,7 +35,7 @@ format: setup ## mend style and formatting where that can be done by machine
 	$(BIN)/ruff format .
 
 docs: setup ## write docs/configuration.md again, from the types of the configuration
-	$(BIN)/python -c 'from pathlib import Path; from linformer_kit.training.config import reference_page; \
+	$(BIN)/python -c 'from pathlib import Path; from linformer_kit.training.config_page import reference_page; \
 	  Path("docs/configuration.md").write_text(reference_page(), encoding="utf-8")'
 
 bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about two hours; resumes)

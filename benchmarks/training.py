@@ -17,7 +17,7 @@ Every length and tokenizer is kept as soon as it is measured: stop at any time, 
   the one before to its own, so fetching and padding the batch is a part of it.
 - Phases of a step: forward (the loss included), backward, clipping of gradients together with the step of the optimizer; the rest
   is what the loop costs. Shares are of all steps together.
-- The process is as `linformer train` finds it: not one that holds its memory, unlike in the other benchmarks.
+- The process holds the memory of freed tensors (`hold_memory`), as that of `linformer train` does on a CPU.
 - Preparation is what `linformer prepare` does: reading, training the tokenizer, tokenizing, writing; in a process with one core,
   and with a new cache each time. MB are millions of UTF-8 bytes of text. BPE as shipped; bytes with N=4,096.
 """
@@ -75,6 +75,7 @@ from training_summary import (
 )
 from transformers import TrainerCallback
 
+from linformer_kit.allocator import hold_memory
 from linformer_kit.bench.machine import code_fingerprint, describe_machine
 from linformer_kit.bench.measure import MEASURED, OK, OUT_OF_MEMORY, Timing, as_row, is_out_of_memory
 from linformer_kit.bench.peer_models import Sizes, layers_of, model_dependencies, our_encoder, require_model_agreement
@@ -82,7 +83,21 @@ from linformer_kit.bench.peers import FULL, LINFORMER, linformer_layer, peer_ver
 from linformer_kit.bench.run import Program, Step, fail, in_words, run_program
 from linformer_kit.bench.table import Table
 from linformer_kit.models.modeling_linformer import LinformerModel
-from linformer_kit.training import batches, checkpoint, data, metrics, model, prepare, progress, tokenizer, train, trainer
+from linformer_kit.training import (
+    arguments,
+    batches,
+    checkpoint,
+    data,
+    labels,
+    metrics,
+    model,
+    prepare,
+    progress,
+    tokenizer,
+    tokens,
+    train,
+    trainer,
+)
 from linformer_kit.training.config import RunConfig, load_config
 from linformer_kit.training.prepare import Prepared
 from linformer_kit.training.progress import Bar, MetricsFile
@@ -198,7 +213,7 @@ def in_full(prepared: Prepared, longest: int, length: int, examples: int, folder
     """The same reviews, one after the other, cut into examples of `length` tokens; each has the label of its first token's."""
     rows = prepared.splits["train"]
     ends = np.minimum(rows["length"][:], longest).cumsum()
-    pieces = prepare.packed(rows.select_columns(["input_ids"]), length, folder / f"{length}.arrow")
+    pieces = tokens.packed(rows.select_columns(["input_ids"]), length, folder / f"{length}.arrow")
     pieces = pieces.select(range(min(examples, int(ends[-1]) // length)))  # the last of all may be shorter
     labels = np.asarray(rows["labels"][:])[np.searchsorted(ends, np.arange(len(pieces)) * length, side="right")]
     pieces = pieces.add_column("labels", labels).add_column("length", np.full(len(pieces), length))
@@ -382,11 +397,12 @@ class Trainings:
     def loops(self, length: int) -> dict[str, TimedLoop]:
         """A trainer for each model, all with the same batches."""
         train.quiet_libraries()
+        hold_memory()
         # often prepared already, when that was timed
         config = load_config(CONFIG, [*self.overrides, f"data.cache={quoted(self.scratch / BPE)}"])
         prepared, batch = prepare.prepare(config, quiet_console()), self.sweep.tokens // length
         examples = 2 * batch * (self.sweep.steps + 1)
-        prepared = in_full(prepared, prepare.max_length(config), length, examples, Path(tempfile.mkdtemp(dir=self.scratch)))
+        prepared = in_full(prepared, model.max_length(config), length, examples, Path(tempfile.mkdtemp(dir=self.scratch)))
         sizes = [f"model.max_position_embeddings={length}", f"training.batch_size={batch}"]
         return {name: self.loop(name, [*sizes, *changes], prepared) for name, changes in MODELS.items()}
 
@@ -394,8 +410,9 @@ class Trainings:
         """The trainer that `linformer train` would make, with all that it writes and shows."""
         run = RunFolder(Path(tempfile.mkdtemp(dir=self.scratch)))
         config = load_config(CONFIG, [*self.overrides, *STEPS, *changes, f"run={quoted(run.folder)}"])
-        made, _ = train.make_trainer(config, prepared, run, quiet_console(force_terminal=True))
-        made.add_callback(MetricsFile(run, 0))
+        made, _ = train.make_trainer(config, prepared, run)
+        for callback in (MetricsFile(run, 0), Bar(quiet_console(force_terminal=True))):
+            made.add_callback(callback)
         if name == LINFORMER:
             with_package_layers(made.model.model)
         return TimedLoop(made)
@@ -514,7 +531,7 @@ class Benchmark:
 
     @cached_property
     def process(self) -> ProcessPoolExecutor:
-        """Where everything is measured; spawned, because this process has threads and holds its memory."""
+        """Where everything is measured; spawned, because this process has threads."""
         return ProcessPoolExecutor(1, get_context("spawn"), begin_process)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -539,7 +556,7 @@ class Benchmark:
         timings, shares = timings_of(seconds), shares_of(seconds, EVERYTHING)
         del shares[PROCESSOR]  # the same once more
         megabytes = {phase: done[0].learnt_megabytes if phase == LEARNING else done[0].megabytes for phase in timings}
-        key = {"part": PREPARATION, "name": name, "length": prepare.max_length(load_config(CONFIG, overrides))}
+        key = {"part": PREPARATION, "name": name, "length": model.max_length(load_config(CONFIG, overrides))}
         self.table.put(
             [
                 {**key, "phase": phase, **as_row(timing), "share": shares.get(phase), **rate(megabytes[phase], timing, "MB/s")}
@@ -603,7 +620,7 @@ def rate(amount: float, timing: Timing, unit: str) -> dict[str, object]:
 
 def dependencies(source: Path | None) -> dict[str, str]:
     """What the numbers depend on: times of different code, or of different data, must not be mixed."""
-    modules = (batches, checkpoint, data, metrics, model, prepare, progress, tokenizer, train, trainer)
+    modules = (arguments, batches, checkpoint, data, labels, metrics, model, prepare, progress, tokenizer, tokens, train, trainer)
     return {
         LINFORMER: peer_versions()[LINFORMER],
         **{name: metadata.version(name) for name in ("accelerate", "datasets", "tokenizers")},

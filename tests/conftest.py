@@ -1,10 +1,13 @@
-"""Settings of all tests."""
+"""Settings of all tests, and what the tests of training share."""
 
 import os
+import shutil
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import register_random, settings
+from training_zoo import TASKS, Trained, linformer, write_data, yaml_for
 
 # the same examples every time: a red test stays red until it is mended
 settings.register_profile("linformer", deadline=None, derandomize=True, max_examples=40)
@@ -42,3 +45,67 @@ def float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+# training; what takes seconds to import is imported where it is used
+
+
+@pytest.fixture(scope="module")
+def nothing_is_left_behind():
+    """What a command sets for its process is set back: other tests share this one. Modules that run commands in it ask for this."""
+    import datasets
+    import transformers
+    from accelerate.state import AcceleratorState
+
+    from linformer_kit.allocator import hold_memory
+
+    environment, threads, level = dict(os.environ), torch.get_num_threads(), transformers.logging.get_verbosity()
+    torch.set_num_threads(1)
+    os.environ["COLUMNS"] = "300"
+    yield
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity(level)
+    transformers.logging.enable_progress_bar()
+    datasets.enable_progress_bars()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    hold_memory(False)
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """The run of a task, trained when it is first asked for; the processes of xdist share it."""
+    root = tmp_path_factory.getbasetemp()
+    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "trained"
+    root.mkdir(exist_ok=True)
+
+    def train(task):
+        folder = root / task
+        with FileLock(root / f"{task}.lock"):
+            if not (folder / "printed.txt").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                path = yaml_for(task, folder)
+                (folder / "printed.txt").write_text(linformer("train", path, cwd=folder).stdout, encoding="utf-8")
+        return Trained(task, folder, folder / f"{task}.yaml", (folder / "printed.txt").read_text(encoding="utf-8"))
+
+    return train
+
+
+@pytest.fixture(params=TASKS)
+def trained(request, trained_run):
+    return trained_run(request.param)
+
+
+@pytest.fixture(scope="session")
+def quick(tmp_path_factory):
+    """YAML of a short training, with data and cache that all of them share."""
+    shared = tmp_path_factory.mktemp("quick")
+
+    def write(task, folder, **overrides):
+        if not (shared / task).exists():
+            write_data(task, shared / task)
+        few = {"training.steps": 4, "training.evaluate_every": None, "data.path": shared / task, "data.cache": shared / "cache"}
+        return yaml_for(task, folder, **{**few, **overrides})
+
+    return write

@@ -23,6 +23,7 @@ from linformer_kit.bench import measure
 from linformer_kit.bench.peers import FULL, LINFORMER, WrongImplementation
 from linformer_kit.training import prepare
 from linformer_kit.training.config import load_config
+from linformer_kit.training.model import max_length
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +74,7 @@ def test_made_up_reviews_are_as_long_as_real_ones(tmp_path):
 def test_examples_are_full_and_nothing_is_lost_between_them(benchmark_in, tmp_path):
     config = load_config("imdb", [*benchmark_in.overrides, f"data.cache={json.dumps(str(tmp_path))}"])
     prepared = prepare.prepare(config, training.quiet_console())
-    longest = prepare.max_length(config)
+    longest = max_length(config)
     examples = training.in_full(prepared, longest, 100, 10**6, tmp_path).splits["train"]
     rows = prepared.splits["train"]
     stream = [(token, label) for ids, label in zip(rows["input_ids"], rows["labels"], strict=True) for token in ids]

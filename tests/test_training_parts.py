@@ -26,16 +26,17 @@ from linformer_kit.training.config import (
     TokenizerConfig,
     load_config,
     parse_yaml,
-    reference,
     shipped_configs,
     to_tree,
     to_yaml,
 )
+from linformer_kit.training.config_page import reference
 from linformer_kit.training.errors import UserError
 from linformer_kit.training.estimate import estimate
-from linformer_kit.training.model import build_model, count_parameters
+from linformer_kit.training.model import build_model, count_parameters, max_length
 from linformer_kit.training.run import RunFolder, differences
 from linformer_kit.training.tokenizer import SPECIAL, train_tokenizer
+from linformer_kit.training.tokens import blocks
 from linformer_kit.training.train import best_checkpoint, make_trainer
 from linformer_kit.training.trainer import evaluation_is_due, evaluations_without_gain
 
@@ -106,7 +107,7 @@ def test_numbers_are_numbers(text, value):
         ("model.vocab_size=5", "model.vocab_size follows from the tokenizer"),
         ("model.attention=none", "model.attention is the text 'none'; allowed: linformer, full"),
         ("training.batch_size=0", "training.batch_size is 0; it must be at least 1"),
-        ("training.warmup=1", "training.warmup is 1.0; it must lie between 0 and 1"),
+        ("training.warmup=1", "training.warmup is 1.0; it must be at least 0 and less than 1"),
         ("training.learning_rate=-1", "training.learning_rate is -1.0; it must be larger than 0"),
         ("training.learning_rate=.nan", "training.learning_rate is the number nan; allowed: a number"),
         ("data.generated=listops", "one of them, not both"),
@@ -173,7 +174,7 @@ def test_every_shipped_configuration_is_read_and_its_model_and_its_twin_are_buil
             model = build_model(config, tokenizer, ["a", "b", "c"] if config.task == "classification" else [])
         sizes[attention] = count_parameters(model)
         assert (model.config.projection == "none") == (attention == "full")
-        assert model.config.max_position_embeddings == prepare.max_length(config)
+        assert model.config.max_position_embeddings == max_length(config)
     assert sizes["linformer"][1] > 0
     assert sizes["full"][1] == 0
     assert sizes["linformer"][0] - sizes["linformer"][1] == sizes["full"][0]
@@ -232,7 +233,7 @@ def test_the_wanted_size_is_the_size():
 @given(st.lists(st.lists(st.integers(0, 99), max_size=30), max_size=20), st.integers(1, 16))
 def test_packing_loses_nothing_and_fills_every_piece_but_the_last(texts, length):
     arrays = [np.array(text, np.int32) for text in texts]
-    rows = [row for table in prepare.blocks(iter(arrays), length) for row in table.column("input_ids").to_pylist()]
+    rows = [row for table in blocks(iter(arrays), length) for row in table.column("input_ids").to_pylist()]
     flat = [token for text in texts for token in text]
     rest = len(flat) % length
     # a single token at the end has nothing to be guessed from
@@ -316,9 +317,9 @@ def test_what_is_drawn_follows_from_seed_epoch_and_example_alone():
 @given(st.integers(1, 400), st.integers(1, 32), st.integers(0, 5))
 def test_an_epoch_takes_whole_batches_of_like_lengths_each_example_once(count, size, epoch):
     lengths = np.random.default_rng(count).integers(1, 1000, count)
-    examples = examples_of([{"input_ids": [1]}])
+    examples = examples_of([{"input_ids": [1], "length": int(length)} for length in lengths])
     examples.set_epoch(epoch)
-    order = batches.InBuckets(examples, lengths, size)
+    order = batches.InBuckets(examples, size)
     indices = list(order)
     assert len(indices) == len(order) == count // size * size
     assert len(set(indices)) == len(indices)
@@ -332,8 +333,8 @@ def test_an_epoch_takes_whole_batches_of_like_lengths_each_example_once(count, s
 
 
 def test_another_epoch_has_another_order():
-    examples, lengths = examples_of([{"input_ids": [1]}]), np.ones(64, np.int64)
-    order = batches.InBuckets(examples, lengths, 8)
+    examples = examples_of([{"input_ids": [1]}] * 64)
+    order = batches.InBuckets(examples, 8)
     first = list(order)
     examples.set_epoch(1)
     assert sorted(order) == sorted(first)
@@ -546,7 +547,7 @@ def test_norms_and_biases_do_not_decay(write, tmp_path):
         f"run={tmp_path / 'run'}",
         "training.weight_decay=0.3",
     )
-    trainer, _ = make_trainer(config, prepare.prepare(config, QUIET), RunFolder(config.folder), QUIET)
+    trainer, _ = make_trainer(config, prepare.prepare(config, QUIET), RunFolder(config.folder))
     trainer.create_optimizer()
     decay = {id(parameter): group["weight_decay"] for group in trainer.optimizer.param_groups for parameter in group["params"]}
     for name, parameter in trainer.model.named_parameters():

@@ -175,6 +175,24 @@ def test_a_signal_saves_and_says_how_to_go_on(undisturbed, number):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_data_are_read_leaves_nothing_half_done(tmp_path, number):
+    path = write_run(tmp_path, "early")
+    (tmp_path / "text.txt").write_text("w1 w2 w3 w4 w5 w6 w7\n" * 300_000)
+    prepared = tmp_path / "cache" / "prepared"
+    process = start(path)
+    while process.poll() is None and not (prepared.is_dir() and list(prepared.iterdir())):
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + number, "Stopped.\n")
+    assert list(prepared.iterdir()) == []
+    write_run(tmp_path, "early")
+    train(path)
+    assert (tmp_path / "early" / "result.json").is_file()
+
+
+@pytest.mark.slow
 def test_a_signal_in_an_evaluation_saves_and_the_evaluation_is_made_up_for(undisturbed):
     path = write_run(undisturbed.parent, "in-evaluation")
     _, errors = train(path, sys.executable, "-c", DYING.replace("SIGKILL", "SIGTERM"), "evaluation", "2", code=128 + signal.SIGTERM)

@@ -1,14 +1,30 @@
-"""Small data sets that a tiny model learns in seconds, the YAML of each task, and the command line in a process of its own."""
+"""Small data sets that a tiny model learns in seconds, the YAML of each task, and the command line, in this process or its own.
+
+conftest.py imports this file for all tests, so what takes seconds to import is imported where it is used.
+"""
 
 import itertools
 import json
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
+import pyarrow as pa
+import torch
 import yaml
+from pyarrow import parquet
+from rich.console import Console
+from typer.testing import CliRunner
+
+from linformer_kit.cli import app
+from linformer_kit.training.config import load_config
+
+QUIET = Console(quiet=True)
 
 # `pairs` is classification with two texts
 TASKS = ("classification", "pairs", "masked-lm", "causal-lm", "translation", "denoising")
@@ -59,6 +75,22 @@ MODEL = {
 }
 DECODER = {"block_length": 8, "slots": 4}
 STEPS = {"classification": 60, "pairs": 150, "masked-lm": 150, "causal-lm": 60, "translation": 240, "denoising": 60}
+
+# text, what a model that has learnt answers
+QUESTIONS = {
+    "classification": [("the river and a lovely road", "pos"), ("awful winter on the river by the road", "neg")],
+    "pairs": [("a good cloud on the road\tthe poor letter from winter", "neg"), ("bad stone to the road\ta fine garden", "pos")],
+    "masked-lm": [
+        (" ".join([*NUMBERS[0][:4], "<mask>", *(NUMBERS[0] * 3)[5:23]]), "five"),
+        (" ".join(["<mask>", *(NUMBERS[1] * 3)[1:23]]), "eins"),
+    ],
+    "causal-lm": [("one two three four", "five six seven eight nine ten"), ("dix neuf huit", "sept six cinq quatre trois deux")],
+    "translation": [("mother buys red birds", "Mutter Vögel rote kauft"), ("who sees white letters", "wer Briefe weiße sieht")],
+    "denoising": [
+        (" ".join([*NUMBERS[0][:6], "<mask>", *(NUMBERS[0] * 3)[8:23]]), " ".join((NUMBERS[0] * 3)[:23])),
+        (" ".join([*NUMBERS[2][:3], "<mask>", *(NUMBERS[2] * 3)[6:23]]), " ".join((NUMBERS[2] * 3)[:23])),
+    ],
+}
 
 
 # data
@@ -114,6 +146,11 @@ def write_jsonl(path, rows):
     return write_lines(path, [json.dumps(row, ensure_ascii=False) for row in rows])
 
 
+def write_parquet(path, rows):
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
 def write_data(task, folder):
     """train, validation and test of a task as files in `folder`; the numbers of examples are no multiples of a batch."""
     folder = Path(folder)
@@ -128,6 +165,19 @@ def write_data(task, folder):
         else:
             write_lines(folder / f"{split}.txt", running_lines(count, seed=number))
     return folder
+
+
+ROWS = [
+    *classification_rows(30),
+    # what a reader of tables might change
+    {"text": 'he said "no, never", and left', "label": "neg"},
+    {"text": "007", "label": "pos"},
+    {"text": "NA", "label": "neg"},
+    {"text": "null", "label": "pos"},
+    {"text": "1e5", "label": "neg"},
+    {"text": "schöne Grüße, 東京", "label": "pos"},
+    {"text": " # two  spaces ", "label": "neg"},
+]
 
 
 # configurations
@@ -207,3 +257,103 @@ def linformer(*args, cwd, env=None, input=None, check=True, timeout=300):
     )
     assert not check or result.returncode == 0, f"linformer {' '.join(map(str, args))}: {result.returncode}\n{result.stderr}"
     return result
+
+
+def command(*args, input=None):
+    """A command in this process, which must end well."""
+    result = CliRunner().invoke(app, list(map(str, args)), input=input)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def refused(*args, input=None):
+    """What a command says before it ends with exit code 2: one line."""
+    result = CliRunner().invoke(app, list(map(str, args)), input=input)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 2, result.stdout
+    return the_error(result.stderr)
+
+
+def the_error(stderr):
+    """The one line of an error; before it may stand what was being done."""
+    doing = r"(?:(?:Prepared data found|Reading the data|Training a tokenizer|Tokenizing) [^\n]+\n)*"
+    found = re.fullmatch(rf"{doing}Error: ([^\n]+)\n", stderr)
+    assert found, stderr
+    return found.group(1)
+
+
+def answers(*args, **options):
+    """The lines of JSON that `linformer predict` writes."""
+    return [json.loads(line) for line in command("predict", *args, "--json", **options).stdout.split("\n")[:-1]]
+
+
+def trained_quickly(path, *overrides):
+    """A run of a few steps, trained in this process: what it printed, its result and its metrics."""
+    printed = command("train", path, *overrides).stdout
+    run = load_config(path, list(overrides)).folder
+    return printed, read_json(run / "result.json"), read_lines(run / "metrics.jsonl")
+
+
+# what they have made
+
+
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def rows_of(table):
+    """The cells of a table without lines, by their first column."""
+    return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in table.splitlines() if re.search(r"\S\s{2,}\S", line))
+
+
+AUTO_CLASSES = {
+    "classification": "AutoModelForSequenceClassification",
+    "pairs": "AutoModelForSequenceClassification",
+    "masked-lm": "AutoModelForMaskedLM",
+    "causal-lm": "AutoModelForCausalLM",
+    "translation": "AutoModelForSeq2SeqLM",
+    "denoising": "AutoModelForSeq2SeqLM",
+}
+
+
+class Trained(NamedTuple):
+    """A run that `linformer train` has made, with what it printed."""
+
+    task: str
+    folder: Path
+    yaml: Path
+    printed: str
+
+    @property
+    def run(self):
+        return self.folder / "run"
+
+    @property
+    def data(self):
+        return self.folder / f"{self.task} data"
+
+    def copy(self, folder):
+        """The run again, for tests that write into it."""
+        return Path(shutil.copytree(self.run, folder / "run"))
+
+    def load(self):
+        """Its model and tokenizer, by transformers alone."""
+        import transformers
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.run / "model")
+        return getattr(transformers, AUTO_CLASSES[self.task]).from_pretrained(self.run / "model").eval(), tokenizer
+
+
+def greedily(model, tokenizer, source, most=30):
+    """The likeliest token each time, without a cache and without `generate`."""
+    target = [tokenizer.bos_token_id]
+    while len(target) < most and (len(target) == 1 or target[-1] != tokenizer.eos_token_id):
+        target.append(model(input_ids=source, decoder_input_ids=torch.tensor([target])).logits[0, -1].argmax().item())
+    return tokenizer.decode(target, skip_special_tokens=True)

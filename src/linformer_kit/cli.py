@@ -6,6 +6,7 @@ What is slow to import, torch above all, is imported inside the commands, so tha
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,9 +32,16 @@ app = typer.Typer(
 OF_TRAINING = {"accelerate", "datasets", "filelock", "matplotlib", "sacrebleu", "tokenizers", "yaml"}
 
 
+def end_on_signal(number: int, frame: object) -> None:
+    """SIGTERM as an exception, as Ctrl-C is one, so that what was begun is cleared away."""
+    typer.echo("Stopped.", err=True)
+    sys.exit(128 + number)
+
+
 @contextmanager
 def short_errors() -> Iterator[None]:
-    """What the user can mend ends in one line and exit code 2, Ctrl-C in one line and 130; tracebacks are for bugs."""
+    """What the user can mend ends in one line and code 2, a signal in one line and 128 + its number; tracebacks are for bugs."""
+    before = signal.signal(signal.SIGTERM, end_on_signal)
     try:
         yield
     except KeyboardInterrupt:
@@ -51,6 +59,8 @@ def short_errors() -> Iterator[None]:
     except Stopped as stop:
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.code) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Per(StrEnum):
@@ -142,7 +152,9 @@ def predict(
     per: Annotated[Per | None, typer.Option(help="Whether a line or a whole file is one text.")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
     top: Annotated[int, typer.Option(min=1, help="How many tokens to offer for a mask.")] = 5,
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to go on by.")] = 50,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="How many tokens to go on by; else 50, or half of what the model takes.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Of a continuation; 0 takes the likeliest token.")] = 0.0,
     beams: Annotated[int, typer.Option(min=1, help="Beams of a translation.")] = 1,
     seed: Annotated[int, typer.Option(help="Of what is drawn when temperature is not 0.")] = 0,

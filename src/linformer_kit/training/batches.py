@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from .config import RunConfig
+from .data import readable
 
 # labels that are not to be learnt
 IGNORED = -100
@@ -33,6 +34,11 @@ class Examples(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each, as far as they matter for sharing a batch: packed ones are all of the same length."""
+        return np.asarray(self.rows["length"][:]) if "length" in self.rows.column_names else np.ones(len(self), np.int64)
 
     def __getitem__(self, index: int) -> Example:
         return self.__getitems__([index])[0]
@@ -59,7 +65,7 @@ class Stream(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[Example]:
         for epoch in itertools.count():
             self.rows.set_epoch(epoch)  # another order
-            for index, row in enumerate(self.rows):
+            for index, row in enumerate(readable(self.rows)):
                 example = {name: np.asarray(value) for name, value in row.items()}
                 yield self.change(example, np.random.default_rng((self.seed, epoch, index)))
 
@@ -70,8 +76,8 @@ class InBuckets(torch.utils.data.Sampler):
     Whole batches only: what does not fill one waits for the next epoch, whose order is another.
     """
 
-    def __init__(self, examples: Examples, lengths: np.ndarray, batch_size: int):
-        self.examples, self.lengths, self.batch_size = examples, lengths, batch_size
+    def __init__(self, examples: Examples, batch_size: int):
+        self.examples, self.lengths, self.batch_size = examples, examples.lengths, batch_size
 
     def __len__(self) -> int:
         return len(self.lengths) // self.batch_size * self.batch_size

@@ -9,21 +9,18 @@ The classes below are the reference: a field's type says what is allowed, the te
 """
 
 import codecs
-import dataclasses
-import inspect
-import math
 import re
-import types
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import yaml
 
 from ..models.validation_linformer import nearest_of
 from .errors import UserError
+from .typed import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, SHARE, converted, converted_field, describe, key_of, unknown_key
 
 Task = Literal["classification", "masked-lm", "causal-lm", "translation", "denoising"]
 
@@ -59,18 +56,20 @@ class DataConfig:
     train: Annotated[str, "the split to train on"] = "train"
     validation: Annotated[str | None, "the split to choose the best checkpoint by; found by its name, or carved out"] = None
     test: Annotated[str | None, "the split for `linformer evaluate`; found by its name"] = None
-    validation_share: Annotated[float, "share of the training examples carved out when there is no validation split"] = 0.05
+    validation_share: Annotated[float, "share of the training examples carved out when there is no validation split", SHARE] = 0.05
     max_examples: Annotated[
-        int | None, "train on so many lines, rows or pairs only: drawn at random, for language models the first ones"
+        int | None, "train on so many lines, rows or pairs only: drawn at random, for language models the first ones", AT_LEAST_1
     ] = None
     streaming: Annotated[bool, "read while training instead of ahead: for corpora larger than the disk; needs `training.steps`"] = (
         False
     )
-    streaming_validation: Annotated[int, "when streaming without a validation split: so many first examples are held out"] = 1000
-    shuffle_buffer: Annotated[int, "when streaming: how many examples are mixed at a time"] = 10_000
-    mask_share: Annotated[float, "share of the tokens to guess; masked-lm and denoising"] = 0.15
-    span_length: Annotated[float, "mean length of a masked span; denoising"] = 3.0
-    workers: Annotated[int, "processes that tokenize"] = 1
+    streaming_validation: Annotated[
+        int, "when streaming without a validation split: so many first examples are held out", AT_LEAST_1
+    ] = 1000
+    shuffle_buffer: Annotated[int, "when streaming: how many examples are mixed at a time", AT_LEAST_1] = 10_000
+    mask_share: Annotated[float, "share of the tokens to guess; masked-lm and denoising", SHARE] = 0.15
+    span_length: Annotated[float, "mean length of a masked span; denoising", POSITIVE] = 3.0
+    workers: Annotated[int, "processes that tokenize", AT_LEAST_1] = 1
     cache: Annotated[str, "folder for prepared data, which runs with the same data share"] = "~/.cache/linformer-kit"
 
 
@@ -82,8 +81,8 @@ class TokenizerConfig:
     kind: Annotated[
         Literal["bpe", "bytes", "words"], "trained: byte-level BPE; one token per byte; one token per word between spaces"
     ] = "bpe"
-    vocab_size: Annotated[int, "of bpe and words, special tokens included"] = 8000
-    min_frequency: Annotated[int, "how often a pair or word must occur to become a token; bpe and words"] = 2
+    vocab_size: Annotated[int, "of bpe and words, special tokens included", AT_LEAST_1] = 8000
+    min_frequency: Annotated[int, "how often a pair or word must occur to become a token; bpe and words", AT_LEAST_1] = 2
     lowercase: Annotated[bool, "fold case before everything else"] = False
 
 
@@ -91,32 +90,38 @@ class TokenizerConfig:
 class TrainingConfig:
     """How the model learns. A step is one update of the weights."""
 
-    epochs: Annotated[float | None, "times through the training examples; 3 if `steps` is not given either"] = None
-    steps: Annotated[int | None, "updates of the weights, instead of `epochs`"] = None
-    batch_size: Annotated[int, "examples per step, over all processes and accumulated batches together"] = 32
-    accumulate: Annotated[int, "in how many pieces, one after the other, a process works through its share of a batch"] = 1
-    learning_rate: Annotated[float, "at its highest"] = 5e-4
+    epochs: Annotated[float | None, "times through the training examples; 3 if `steps` is not given either", POSITIVE] = None
+    steps: Annotated[int | None, "updates of the weights, instead of `epochs`", AT_LEAST_1] = None
+    batch_size: Annotated[int, "examples per step, over all processes and accumulated batches together", AT_LEAST_1] = 32
+    accumulate: Annotated[
+        int, "in how many pieces, one after the other, a process works through its share of a batch", AT_LEAST_1
+    ] = 1
+    learning_rate: Annotated[float, "at its highest", POSITIVE] = 5e-4
     schedule: Annotated[Literal["cosine", "linear", "constant"], "how the learning rate falls after the warm-up"] = "cosine"
-    warmup: Annotated[float, "share of the steps in which the learning rate rises"] = 0.06
-    weight_decay: Annotated[float, "of AdamW; norms and biases are left alone"] = 0.01
-    adam_beta2: Annotated[float, "of AdamW"] = 0.999
-    clip: Annotated[float, "largest norm of the gradients; 0: no limit"] = 1.0
-    label_smoothing: Annotated[float, "share of the target given to all classes or tokens alike"] = 0.0
-    evaluate_every: Annotated[int | None, "steps between evaluations on the validation split; once per epoch if not given"] = None
-    save_every: Annotated[int | None, "steps between checkpoints; evaluations save one in any case"] = None
-    keep: Annotated[int, "how many of the newest checkpoints stay, beside the best"] = 2
+    warmup: Annotated[float, "share of the steps in which the learning rate rises", SHARE] = 0.06
+    weight_decay: Annotated[float, "of AdamW; norms and biases are left alone", NOT_NEGATIVE] = 0.01
+    adam_beta2: Annotated[float, "of AdamW", SHARE] = 0.999
+    clip: Annotated[float, "largest norm of the gradients; 0: no limit", NOT_NEGATIVE] = 1.0
+    label_smoothing: Annotated[float, "share of the target given to all classes or tokens alike", SHARE] = 0.0
+    evaluate_every: Annotated[
+        int | None, "steps between evaluations on the validation split; once per epoch if not given", AT_LEAST_1
+    ] = None
+    save_every: Annotated[int | None, "steps between checkpoints; evaluations save one in any case", AT_LEAST_1] = None
+    keep: Annotated[int, "how many of the newest checkpoints stay, beside the best", AT_LEAST_1] = 2
     best_by: Annotated[
         Literal["loss", "accuracy", "macro_f1"] | None,
         "which validation metric chooses the best checkpoint; accuracy for classification and loss for the rest if not given",
     ] = None
-    patience: Annotated[int | None, "stop early after so many evaluations without a better one"] = None
+    patience: Annotated[int | None, "stop early after so many evaluations without a better one", AT_LEAST_1] = None
     precision: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], "`auto`: bfloat16 on GPUs that have it, float32 elsewhere"
     ] = "auto"
     device: Annotated[Literal["auto", "cpu"], "`auto`: a GPU if there is one"] = "auto"
     gradient_checkpointing: Annotated[bool, "compute the layers again in the backward pass: less memory, more time"] = False
-    evaluation_batch_size: Annotated[int | None, "examples per process in evaluations; as in training if not given"] = None
-    log_every: Annotated[int, "steps between lines of metrics.jsonl"] = 10
+    evaluation_batch_size: Annotated[int | None, "examples per process in evaluations; as in training if not given", AT_LEAST_1] = (
+        None
+    )
+    log_every: Annotated[int, "steps between lines of metrics.jsonl", AT_LEAST_1] = 10
     report: Annotated[Literal["none", "tensorboard", "wandb"], "where else the metrics go"] = "none"
 
 
@@ -126,7 +131,7 @@ class RunConfig:
 
     task: Annotated[Task, "what is learnt"]
     run: Annotated[str | None, "the folder of the run; runs/ and the name of the YAML if not given"] = None
-    seed: Annotated[int, "of everything that is drawn: weights, order, masks, dropout"] = 0
+    seed: Annotated[int, "of everything that is drawn: weights, order, masks, dropout", NOT_NEGATIVE] = 0
     model: Annotated[
         dict[str, Any],
         "fields of LinformerConfig; `from`: a saved model to start from; `attention: full` makes it the full-attention twin",
@@ -274,102 +279,7 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True)
 
 
-# checking
-
-
-def key_of(name: str) -> str:
-    """How a field is written in YAML: `from` is a word of Python."""
-    return name.rstrip("_")
-
-
-def describe(value: Any) -> str:
-    """A value and its kind, as people call it.
-
-    >>> describe(0.5), describe("a"), describe(None)
-    ('the number 0.5', "the text 'a'", 'nothing')
-    """
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return f"{str(value).lower()}"
-    kinds = {int: "the number", float: "the number", str: "the text", dict: "the keys", list: "the list"}
-    shown = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
-    return f"{kinds.get(type(value), 'the value')} {shown}"
-
-
-def bare(kind: Any) -> Any:
-    """A type without its annotation."""
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
-
-
-def allowed(kind: Any) -> str:
-    """What a type allows, in words.
-
-    >>> allowed(int | None), allowed(Literal["a", "b"])
-    ('a whole number or nothing', 'a, b')
-    """
-    kind = bare(kind)
-    if get_origin(kind) in (Union, types.UnionType):
-        parts = get_args(kind)
-        return " or ".join(allowed(part) for part in parts)
-    if get_origin(kind) is Literal:
-        return ", ".join(get_args(kind))
-    if get_origin(kind) is list:
-        return f"a list of {allowed(get_args(kind)[0])}"
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "nothing"}
-    return names.get(kind, "keys and values")
-
-
-def converted(value: Any, kind: Any, path: str) -> Any:
-    """`value` as `kind`, or an error that names the path, the value and what is allowed."""
-    kind = bare(kind)
-    origin = get_origin(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
-        return converted_section({} if value is None else value, kind, path)
-    if origin in (Union, types.UnionType):
-        if value is None and types.NoneType in get_args(kind):
-            return None
-        (kind,) = (part for part in get_args(kind) if part is not types.NoneType)
-        return converted(value, kind, path)
-    if origin is Literal and value in get_args(kind):
-        return value
-    if origin is list and isinstance(value, list):
-        return [converted(item, get_args(kind)[0], f"{path}[{index}]") for index, item in enumerate(value)]
-    if origin is dict and (value is None or isinstance(value, dict)):
-        return value or {}
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if kind is float and is_number:
-        return float(value)
-    if kind is int and is_number and value == int(value):  # 1e5 is a whole number
-        return int(value)
-    if kind in (str, bool) and isinstance(value, kind):
-        return value
-    hint = nearest_of(value, list(get_args(kind))) if origin is Literal else ""
-    raise UserError(f"{path} is {describe(value)}; allowed: {allowed(kind)}{hint}")
-
-
-def converted_section(value: Any, kind: Any, path: str) -> Any:
-    """The keys of a section, each as its type wants it."""
-    if not isinstance(value, Mapping):
-        raise UserError(f"{path or 'the configuration'} is {describe(value)}; allowed: keys and values")
-    hints = get_type_hints(kind, include_extras=True)
-    names = {key_of(item.name): item.name for item in fields(kind)}
-    for key in value:
-        if key not in names:
-            raise unknown_key(path, key, list(names))
-    for item in fields(kind):
-        if item.name not in map(names.get, value) and item.default is MISSING and item.default_factory is MISSING:
-            raise UserError(f"the key {join(path, item.name)} is missing; allowed: {allowed(hints[item.name])}")
-    return kind(**{names[key]: converted(item, hints[names[key]], join(path, key)) for key, item in value.items()})
-
-
-def join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else str(key)
-
-
-def unknown_key(path: str, key: Any, names: list[str]) -> UserError:
-    hint = nearest_of(key, names)
-    return UserError(f"there is no key {join(path, str(key))}{hint or '; '}{' ' if hint else ''}allowed here: {', '.join(names)}")
+# checking what types cannot say
 
 
 def check_model_keys(model: dict[str, Any]) -> None:
@@ -397,24 +307,9 @@ def check_model_keys(model: dict[str, Any]) -> None:
         )
 
 
-def converted_field(value: Any, kind: Any, path: str) -> Any:
-    """The value of a field of LinformerConfig; its unions have several kinds of values."""
-    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    for part in parts:
-        if part is types.NoneType and value is None:
-            return None
-        try:
-            return converted(value, part, path)
-        except UserError:
-            continue
-    raise UserError(f"{path} is {describe(value)}; allowed: {allowed(kind)}")
-
-
 def check_together(config: RunConfig) -> None:
     """What no single type can say."""
     training, data = config.training, config.data
-    if config.seed < 0:
-        raise UserError(f"seed is {config.seed}; it must not be negative")
     if training.epochs is not None and training.steps is not None:
         raise UserError("training.epochs and training.steps are both given; remove one of them, or set it to null")
     if (data.path is None) == (data.generated is None):
@@ -425,49 +320,8 @@ def check_together(config: RunConfig) -> None:
         raise UserError("data.streaming is for masked-lm, causal-lm, denoising and translation; labels must be known beforehand")
     if data.streaming and data.generated:
         raise UserError("data.streaming reads data.path; generated data is made ahead")
-    at_least_one = {
-        "training.batch_size": training.batch_size,
-        "training.accumulate": training.accumulate,
-        "training.keep": training.keep,
-        "training.log_every": training.log_every,
-        "training.steps": training.steps,
-        "training.evaluate_every": training.evaluate_every,
-        "training.save_every": training.save_every,
-        "training.patience": training.patience,
-        "training.evaluation_batch_size": training.evaluation_batch_size,
-        "data.workers": data.workers,
-        "data.max_examples": data.max_examples,
-        "data.shuffle_buffer": data.shuffle_buffer,
-        "data.streaming_validation": data.streaming_validation,
-        "tokenizer.min_frequency": config.tokenizer.min_frequency,
-        "tokenizer.vocab_size": config.tokenizer.vocab_size,
-    }
-    for path, value in at_least_one.items():
-        if value is not None and value < 1:
-            raise UserError(f"{path} is {value}; it must be at least 1")
-    shares = {
-        "data.validation_share": data.validation_share,
-        "data.mask_share": data.mask_share,
-        "training.warmup": training.warmup,
-        "training.label_smoothing": training.label_smoothing,
-        "training.adam_beta2": training.adam_beta2,
-    }
-    for path, share in shares.items():
-        if not 0 <= share < 1:
-            raise UserError(f"{path} is {share}; it must lie between 0 and 1")
     if data.mask_share == 0 and config.task in ("masked-lm", "denoising"):
         raise UserError("data.mask_share is 0: nothing would be left to guess; a usual share is 0.15")
-    positive = {
-        "training.epochs": training.epochs,
-        "training.learning_rate": training.learning_rate,
-        "data.span_length": data.span_length,
-    }
-    for path, amount in positive.items():
-        if amount is not None and not amount > 0:
-            raise UserError(f"{path} is {amount}; it must be larger than 0")
-    for path, amount in {"training.weight_decay": training.weight_decay, "training.clip": training.clip}.items():
-        if not amount >= 0:
-            raise UserError(f"{path} is {amount}; it must not be negative")
     try:
         codecs.lookup(data.encoding)
     except LookupError:
@@ -476,103 +330,3 @@ def check_together(config: RunConfig) -> None:
         raise UserError(f"data.columns.pair is for classification; the task is {config.task}")
     if training.best_by == "macro_f1" and config.task != "classification":
         raise UserError(f"training.best_by is macro_f1, which {config.task} does not have; allowed: loss, accuracy")
-
-
-# the reference
-
-
-def reference(kind: Any = RunConfig, path: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Every key with what it allows, its default and its meaning: the rows of `docs/configuration.md`."""
-    hints = get_type_hints(kind, include_extras=True)
-    for item in fields(kind):
-        inner, meaning = bare(hints[item.name]), hints[item.name].__metadata__[0]
-        name = join(path, key_of(item.name))
-        if is_dataclass(inner):
-            yield from reference(inner, name)
-        else:
-            yield name, allowed(inner), default_of(item), meaning
-
-
-def default_of(item: dataclasses.Field) -> str:
-    """The default as one would write it in YAML."""
-    if item.default is MISSING:
-        return "(required)" if item.default_factory is MISSING else ""
-    return yaml.safe_dump(item.default).splitlines()[0] if item.default is not None else ""
-
-
-def model_reference() -> Iterator[tuple[str, str, str]]:
-    """The keys of the section `model`, each with what it allows and its default."""
-    from ..models.configuration_linformer import LinformerConfig
-
-    items = {item.name: item for item in fields(LinformerConfig)}
-    yield "model.from", allowed(str), ""
-    yield "model.attention", allowed(Literal["linformer", "full"]), "linformer"
-    for name, kind in LinformerConfig.__annotations__.items():
-        if name not in DERIVED:
-            # every whole number is a number
-            yield f"model.{name}", allowed(kind).replace("a number or a whole number", "a number"), default_of(items[name])
-
-
-def reference_page() -> str:
-    """The whole of `docs/configuration.md`."""
-    tables: dict[str, list[tuple[str, ...]]] = {"": [], "model": list(model_reference())}
-    for row in reference():
-        tables.setdefault(row[0].rpartition(".")[0], []).append(row)
-    texts = {
-        "": PAGE_BEGIN,
-        "model": model_text(),
-        "data": DataConfig.__doc__,
-        "data.columns": Columns.__doc__,
-        "tokenizer": TokenizerConfig.__doc__,
-        "training": TrainingConfig.__doc__,
-    }
-    parts = [
-        f"{f'## `{path}`' if path else '# Configuration'}\n\n{text}\n\n{markdown_table(tables[path])}"
-        for path, text in texts.items()
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def markdown_table(rows: list[tuple[str, ...]]) -> str:
-    """Key, what is allowed, default and, where it is known, meaning."""
-    heading = ("key", "allowed", "default", "meaning")[: len(rows[0])]
-    lines = [heading, ("---",) * len(heading)]
-    for key, may, default, *meaning in rows:
-        lines.append((f"`{key}`", may, default if default in ("", "(required)") else f"`{default}`", *meaning))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def model_text() -> str:
-    """What the keys of the section `model` mean, in the words of LinformerConfig."""
-    from ..models.configuration_linformer import LinformerConfig
-
-    meanings = inspect.cleandoc(LinformerConfig.__doc__ or "").partition("\n- ")[2]
-    origins = {origin: ", ".join(f"`{name}`" for name in DERIVED if DERIVED[name] == origin) for origin in DERIVED.values()}
-    derived = "\n".join(f"- from {origin}: {names}" for origin, names in origins.items())
-    return f"{MODEL_BEGIN}\n\nIn the words of `LinformerConfig`:\n\n- {meanings}\n\n{MODEL_DERIVED}\n\n{derived}"
-
-
-PAGE_BEGIN = """<!-- written by `make docs` from src/linformer_kit/training/config.py: change it there -->
-
-One YAML file says what a run is: what is learnt, from which data, by which model, and how. Every key has a default except `task`
-and where the data come from, `data.path` or `data.generated`. On the command line, `key=value` behind the file replaces a value:
-
-```
-linformer train imdb training.epochs=2 model.projected_length=64 data.path=reviews
-```
-
-Values are YAML: `true`, `1e-3`, `[16, 8]`, and `null` for nothing. An unknown key, or a value of the wrong kind, is an error that
-names it. The run stores its whole configuration, defaults included, as `config.yaml`. Relative paths start where the command is
-given.
-
-The shipped files are in [src/linformer_kit/configs](../src/linformer_kit/configs)."""
-
-MODEL_BEGIN = """The fields of `LinformerConfig`, described one by one in [encoders.md](encoders.md#the-configuration), and two keys
-of our own:
-
-- `from`: the folder `model/` of a run, or another saved model, to start from. It has its sizes and its tokenizer, so no other key
-  of this section may stand beside it.
-- `attention`: `full` makes the full-attention twin of a Linformer, the same model with `projection: none` and
-  `decoder_attention: full`."""
-
-MODEL_DERIVED = "What follows from something else is not for you to set:"

@@ -1,11 +1,14 @@
 """Reading: files, folders and hub data sets become splits of rows, whatever they were stored as."""
 
+import glob
 import gzip
 import json
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -88,13 +91,20 @@ def one_format(files: list[Path], folder: Path, data: DataConfig) -> str:
 
 def sources_in(folder: Path, data: DataConfig, task: str) -> list[Source]:
     """All files of a folder; for classification, a sub-folder of text files is a class."""
-    by_class = {below.name: data_files(below, data) for below in sorted(folder.iterdir()) if below.is_dir()}
-    if task == "classification" and sum(map(bool, by_class.values())) > 1:
-        return [Source(tuple(files), "text", label) for label, files in by_class.items() if files]
-    if files := data_files(folder, data):
+    files = data_files(folder, data)
+    below = {path.name: data_files(path, data) for path in sorted(folder.iterdir()) if path.is_dir()}
+    by_class = {name: found for name, found in below.items() if found}
+    # lists of what there is may lie beside the folders of two classes and more
+    if task == "classification" and len(by_class) > (1 if files else 0) and only_text(chain(*by_class.values()), data):
+        return [Source(tuple(found), "text", label) for label, found in by_class.items()]
+    if files:
         return [Source(tuple(files), one_format(files, folder, data))]
-    files = [path for below in sorted(folder.rglob("*")) if below.is_dir() for path in data_files(below, data)]
+    files = [path for deeper in sorted(folder.rglob("*")) if deeper.is_dir() for path in data_files(deeper, data)]
     return [Source(tuple(files), one_format(files, folder, data))] if files else []
+
+
+def only_text(files: Iterable[Path], data: DataConfig) -> bool:
+    return all(format_of(path, data) == "text" for path in files)
 
 
 def data_files(folder: Path, data: DataConfig) -> list[Path]:
@@ -135,8 +145,6 @@ def read_splits(config: RunConfig) -> dict[str, Rows]:
     else:
         roles = split_roles(data, list(sources))
         splits = {role: read_sources(sources[split], data, f"{role} split") for role, split in roles.items()}
-    if config.task == "classification" and "test" in splits and data.columns.label.split(".")[0] not in splits["test"].column_names:
-        del splits["test"]  # its answers are kept by others
     for role, rows in splits.items():
         check_columns(rows, config, role)
     if "validation" not in splits:
@@ -167,9 +175,9 @@ def read_sources(sources: list[Source], data: DataConfig, what: str) -> Rows:
     for source in sources:
         check_files(source)
         try:
-            rows = datasets.load_dataset(
+            rows = load_dataset(
                 **builder_of(source, data),
-                data_files=[str(path) for path in source.files],
+                data_files=[glob.escape(str(path)) for path in source.files],  # it takes names for patterns
                 split="train",
                 cache_dir=str(Path(data.cache).expanduser() / "datasets"),
                 streaming=data.streaming,
@@ -181,19 +189,31 @@ def read_sources(sources: list[Source], data: DataConfig, what: str) -> Rows:
         if source.label is not None:
             rows = rows.add_column("label", [source.label] * len(rows))
         parts.append(rows)
-    rows = datasets.concatenate_datasets(parts)
+    with errors_of_a_stream():  # the first rows tell what the columns are
+        rows = datasets.concatenate_datasets(parts)
     if not data.streaming and len(rows) == 0:
         raise UserError(f"the {what} has no rows: {', '.join(str(path) for source in sources for path in source.files)}")
     return rows
 
 
+def load_dataset(**options: Any) -> Rows:
+    """What `datasets` reads. It takes Ctrl-C for an error of the data, which it is not."""
+    try:
+        return datasets.load_dataset(**options)
+    except Exception as error:
+        if not isinstance(cause := cause_of(error), Exception):
+            raise cause from None
+        raise
+
+
 def builder_of(source: Source, data: DataConfig) -> dict[str, Any]:
     """How `datasets` reads a format."""
-    # a text that happens to be "NA" or "null" is a text
-    # and a row with a field too many does not push the others aside
-    table: dict[str, Any] = {"encoding": data.encoding, "keep_default_na": False, "index_col": False}
-    # and 007 is not 7
-    table["converters"] = {name: str for name in asdict(data.columns).values() if name is not None}
+    table: dict[str, Any] = {
+        "encoding": data.encoding,
+        "keep_default_na": False,  # a text that happens to be "NA" or "null" is a text
+        "converters": {name: str for name in asdict(data.columns).values() if name is not None},  # and 007 is not 7
+        "index_col": False,  # a row with a field too many does not push the others aside
+    }
     if data.header:
         table["names"] = data.header
     sample = "document" if source.label is not None else data.sample
@@ -206,6 +226,29 @@ def builder_of(source: Source, data: DataConfig) -> dict[str, Any]:
         "parquet": {"path": "parquet"},
     }
     return builders[source.format]
+
+
+def readable(rows: Iterable[Any]) -> Iterator[Any]:
+    """The rows of a stream, which is read while it is used."""
+    with errors_of_a_stream():
+        yield from rows
+
+
+@contextmanager
+def errors_of_a_stream() -> Iterator[None]:
+    """Errors of the readers of a stream as what a person can do about them."""
+    try:
+        yield
+    except UserError:
+        raise
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"the stream holds the byte 0x{byte:02x}, which is not {error.encoding}; set data.encoding (latin-1, cp1252, …) for "
+            "text, CSV and TSV files, or convert the files with iconv"
+        ) from error
+    except Exception as error:  # whatever pandas, pyarrow, gzip or the network raised
+        raise UserError(f"the stream cannot be read to its end: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def open_plain(path: Path) -> IO[bytes]:
@@ -228,11 +271,13 @@ def diagnosis(source: Source, data: DataConfig, error: Exception) -> UserError:
     """What a person can do about a file that could not be read."""
     if source.format != "parquet" and (wrong := wrong_bytes(source, data) or wrong_json(source)):
         return wrong
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
     files = ", ".join(str(path) for path in source.files)
-    return UserError(f"{files} cannot be read as {source.format}: {' '.join(str(cause).split())}")
+    return UserError(f"{files} cannot be read as {source.format}: {' '.join(str(cause_of(error)).split())}")
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error behind all errors."""
+    return error if error.__cause__ is None else cause_of(error.__cause__)
 
 
 def wrong_bytes(source: Source, data: DataConfig) -> UserError | None:
@@ -274,9 +319,9 @@ def wrong_json(source: Source) -> UserError | None:
 def read_hub(data: DataConfig, split: str) -> Rows:
     """A split of a data set on the hub."""
     try:
-        return datasets.load_dataset(
-            data.path,
-            data.name,
+        return load_dataset(
+            path=data.path,
+            name=data.name,
             split=split,
             revision=data.revision,
             streaming=data.streaming,
@@ -320,6 +365,8 @@ def check_columns(rows: Rows, config: RunConfig, role: str) -> None:
     """Refuse a column that is not there."""
     present = rows.column_names
     for key, name in wanted_columns(config).items():
+        if key == "data.columns.label" and role == "test":
+            continue  # its answers may be kept by others; `prepare` leaves it out then
         if present is not None and name.split(".")[0] not in present:
             hint = nearest_of(name, present)
             header = "; files without a heading need data.header" if is_guess(present, config) else ""
@@ -362,7 +409,7 @@ def texts(batch: dict[str, list], name: str) -> list[str]:
 
 def all_texts(rows: Rows, names: list[str], batch_size: int = 1000) -> Iterator[str]:
     """Every text of some columns."""
-    for batch in rows.iter(batch_size):
+    for batch in readable(rows.iter(batch_size)):
         for name in names:
             yield from texts(batch, name)
 

@@ -6,20 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
 
+from .arguments import is_on_gpu
 from .batches import Examples, Padding, change_of
 from .config import RunConfig
-from .data import check_columns, find_sources, read_sources
+from .data import check_columns, find_sources, is_language_model, read_sources
 from .errors import UserError
 from .metrics import confusion, translation_metrics
-from .model import MODELS
-from .prepare import counted, is_language_model, max_length, packed, prepare, tokenize
+from .model import MODELS, max_length
+from .prepare import prepare
 from .run import open_run, write_text
+from .tokens import counted, packed, tokenize
 from .train import by_length, quiet_libraries
 from .trainer import LinformerTrainer
 from .translate import batch_size_of, translations
@@ -32,7 +33,7 @@ def evaluate(
     console = console or Console(stderr=True)
     run, config = open_run(folder)
     quiet_libraries()
-    state = PartialState(cpu=config.training.device == "cpu" or not torch.cuda.is_available())
+    state = PartialState(cpu=not is_on_gpu(config.training))
     if not state.is_main_process:
         console = Console(quiet=True)
     model, tokenizer = load_run(run.model, config)
@@ -74,8 +75,7 @@ def load_run(folder: Path, config: RunConfig) -> tuple[PreTrainedModel, PreTrain
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # safetensors, JSON and transformers each have errors of their own
         raise UserError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error
-    device = "cuda" if config.training.device == "auto" and torch.cuda.is_available() else "cpu"
-    return model.to(device).eval(), tokenizer
+    return model.to("cuda" if is_on_gpu(config.training) else "cpu").eval(), tokenizer
 
 
 def labels_of_model(model: PreTrainedModel) -> list[str]:

@@ -1,5 +1,7 @@
 """Which model a task trains, and what it is made of."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -10,7 +12,7 @@ from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneratio
 from ..models.projection_linformer import Projection
 from .config import RunConfig
 from .errors import UserError
-from .prepare import checked_start, end_token
+from .tokenizer import end_token, start_token
 
 MODELS: dict[str, Any] = {
     "classification": LinformerForSequenceClassification,
@@ -75,10 +77,25 @@ def found_class(source: str) -> str:
     return (LinformerConfig.from_pretrained(source).architectures or ["model"])[0]
 
 
-def start_token(tokenizer: PreTrainedTokenizerFast) -> int:
-    """The token a decoder begins with."""
-    candidates = (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
-    return next(token for token in candidates if token is not None)
+def max_length(config: RunConfig) -> int:
+    """The longest input, in tokens."""
+    if "from" in config.model:
+        return LinformerConfig.from_pretrained(checked_start(config)).max_position_embeddings
+    return config.model.get("max_position_embeddings", LinformerConfig.max_position_embeddings)
+
+
+def checked_start(config: RunConfig) -> str:
+    """The folder of the model a run starts from."""
+    source = config.model["from"]
+    try:
+        kind = json.loads(Path(source, "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        raise UserError(
+            f"model.from is {source!r}: there is no config.json; give the folder model/ of a run, or another saved model"
+        ) from None
+    if kind != "linformer":
+        raise UserError(f"model.from is {source!r}, a model of the type {kind!r}; give the folder model/ of a run of linformer-kit")
+    return source
 
 
 def count_parameters(model: PreTrainedModel) -> tuple[int, int]:

@@ -16,8 +16,8 @@ from .config import RunConfig
 from .data import FORMATS, Source, all_texts, check_files, format_of, open_plain, read_sources, suffix_of
 from .errors import UserError
 from .evaluate import labels_of_model, load_run
-from .prepare import classified_texts, ended
 from .run import open_run
+from .tokens import classified_texts, ended
 from .train import quiet_libraries
 from .translate import generate
 
@@ -29,7 +29,7 @@ class Options:
     """How to predict; each is for some of the tasks."""
 
     top: int = 5  # of the tokens for a mask
-    tokens: int = 50  # of a continuation
+    tokens: int | None = None  # of a continuation; else 50, or half of what the model takes if that is less
     temperature: float = 0.0  # of a continuation; 0: the likeliest token each time
     beams: int = 1  # of a translation
     seed: int = 0
@@ -112,15 +112,21 @@ class Predictor:
             yield {**shown(each), "filled": self.tokenizer.decode(filled, skip_special_tokens=True), "masks": masks}
 
     def go_on(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
+        is_bounded = self.model.config.position_embedding == "learned"
+        count = self.options.tokens or (min(50, self.longest // 2) if is_bounded else 50)
+        if is_bounded and count >= self.longest:
+            raise UserError(
+                f"--tokens is {count}, but the model takes {self.longest} tokens, those of the text it goes on from included; "
+                f"allowed: 1 to {self.longest - 1}"
+            )
         for place, each in enumerate(batch, start=self.count + 1):
             ids = self.tokenizer(each.text, add_special_tokens=False, verbose=False)["input_ids"] or [
                 self.model.config.eos_token_id
             ]
-            is_bounded = self.model.config.position_embedding == "learned"
-            room = max(1, self.longest - self.options.tokens) if is_bounded else len(ids)
+            room = self.longest - count if is_bounded else len(ids)
             if len(ids) > room:
                 self.warn(
-                    f"Warning: input {place} has {len(ids):,} tokens; with {self.options.tokens} to come the model takes "
+                    f"Warning: input {place} has {len(ids):,} tokens; with {count} to come the model takes "
                     f"{room:,}: only the last ones were used"
                 )
             sampling = (
@@ -129,7 +135,6 @@ class Predictor:
                 else {"do_sample": False}
             )
             start = self.tensor([ids[-room:]])
-            count = min(self.options.tokens, self.longest - start.shape[1]) if is_bounded else self.options.tokens
             output = self.model.generate(start, max_new_tokens=count, **sampling)
             yield {**shown(each), "continuation": self.tokenizer.decode(output[0, start.shape[1] :], skip_special_tokens=True)}
 

@@ -107,6 +107,17 @@ def train_words(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+def end_token(tokenizer: PreTrainedTokenizerFast) -> int:
+    """The token that ends a text."""
+    return tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+
+
+def start_token(tokenizer: PreTrainedTokenizerFast) -> int:
+    """The token a decoder begins with."""
+    candidates = (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
+    return next(token for token in candidates if token is not None)
+
+
 def lowercase_if(config: TokenizerConfig, texts: Iterable[str]) -> Iterator[str]:
     return (text.lower() if config.lowercase else text for text in texts)
 

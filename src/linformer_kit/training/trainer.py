@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional
@@ -65,7 +64,7 @@ class LinformerTrainer(Trainer):
         examples = self.train_dataset
         if not isinstance(examples, Examples):
             return None
-        return InBuckets(examples, lengths_of(examples), self.config.training.batch_size)
+        return InBuckets(examples, self.config.training.batch_size)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         if self._since is None:
@@ -190,14 +189,6 @@ class LinformerTrainer(Trainer):
 def aligned(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
     """Logits with the labels they are to guess: in a causal model each guesses the token behind it."""
     return (logits[:, :-1], labels[:, 1:]) if task == "causal-lm" else (logits, labels)
-
-
-def lengths_of(examples: Examples) -> np.ndarray:
-    """Tokens per example, as far as they matter for sharing a batch."""
-    rows = examples.rows
-    if "length" in rows.column_names:
-        return np.asarray(rows["length"][:])
-    return np.ones(len(rows), np.int64)  # packed: all the same
 
 
 # what happens between the steps

@@ -1,0 +1,50 @@
+"""The classes of a classification: what the data call them, and which there are."""
+
+import re
+
+import datasets
+
+from .config import RunConfig
+from .data import Rows, column, texts
+from .errors import UserError
+
+
+def label_names(rows: Rows, config: RunConfig) -> list[str]:
+    """The classes of the training split, numbers in the order of numbers."""
+    name, names = config.data.columns.label, class_names(rows, config)
+    found = {label for batch in rows.select_columns(name.split(".")[0]).iter(10_000) for label in labels_of(batch, name, names)}
+    if len(found) < 2:
+        raise UserError(
+            f"the training split has only one label, {', '.join(map(repr, found))}, in the column {name!r}: "
+            "there is nothing to tell apart"
+        )
+    if len(found) > 1000:
+        raise UserError(f"the column {name!r} has {len(found):,} different values; is it the label? Set data.columns.label")
+    return sorted(found, key=lambda label: (0, int(label), label) if re.fullmatch(r"-?\d+", label) else (1, 0, label))
+
+
+def labels_of(batch: dict[str, list], name: str, names: list[str] | None) -> list[str]:
+    """Labels as texts."""
+    if names is None:
+        if "" in (labels := texts(batch, name)):
+            raise UserError(f"the column {name!r} has rows without a label ({labels.count('')} among {len(labels)}); remove them")
+        return labels
+    numbers = column(batch, name)
+    if missing := sum(number is None or number < 0 for number in numbers):
+        raise UserError(
+            f"the column {name!r} has rows without a label ({missing} among {len(numbers)}, -1 or nothing); remove them"
+        )
+    return [names[number] for number in numbers]
+
+
+def class_names(rows: Rows, config: RunConfig) -> list[str] | None:
+    """What the data set itself calls its classes, if they are stored as numbers."""
+    feature = (rows.features or {}).get(config.data.columns.label)
+    return feature.names if isinstance(feature, datasets.ClassLabel) else None
+
+
+def has_no_labels(rows: datasets.Dataset, config: RunConfig) -> bool:
+    """Whether there is no such column, or all it holds is -1, as in test splits whose answers are kept secret."""
+    name = config.data.columns.label
+    first = name.split(".")[0]
+    return first not in rows.column_names or (name == first and set(rows.unique(name)) == {-1})

@@ -1,0 +1,207 @@
+"""Rows of text become rows of tokens: whole texts cut to what the model takes, or running text packed without a gap."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from datasets.arrow_writer import ArrowWriter
+from transformers import PreTrainedTokenizerFast
+
+from .config import RunConfig
+from .data import is_language_model, readable, texts
+from .errors import UserError
+from .labels import class_names, labels_of
+from .model import max_length
+from .tokenizer import end_token
+
+TOKENS = datasets.List(datasets.Value("int32"))
+
+
+def tokenize(rows: datasets.Dataset, config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: list[str], role: str) -> Any:
+    """Rows of tokens: `input_ids`, `length` before anything was cut, and what the task needs beside."""
+    numbers = {name: number for number, name in enumerate(labels)}
+    columns: dict[str, Any] = {"input_ids": TOKENS, "length": datasets.Value("int64")}
+    if config.task == "classification":
+        columns |= {"labels": datasets.Value("int64"), **({"token_type_ids": TOKENS} if config.data.columns.pair else {})}
+    if config.task == "translation":
+        columns |= {"labels": TOKENS, "target_length": datasets.Value("int64")}
+        if role != "train":  # for BLEU, which is of texts
+            columns |= {"source": datasets.Value("string"), "target": datasets.Value("string")}
+    return rows.map(
+        lambda batch: tokenized_batch(batch, config, tokenizer, numbers, role, class_names(rows, config)),
+        batched=True,
+        batch_size=200,
+        remove_columns=rows.column_names,
+        features=datasets.Features(columns),
+        num_proc=config.data.workers if config.data.workers > 1 else None,
+        # our own folder is the cache; hashing a tokenizer is slow and says little
+        new_fingerprint=os.urandom(8).hex(),
+        desc=f"tokenizing {role}",
+    )
+
+
+def tokenized_batch(
+    batch: dict[str, list],
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    numbers: dict[str, int],
+    role: str,
+    names: list[str] | None = None,
+) -> dict[str, list]:
+    """A batch of rows as tokens; `numbers` are those of the labels, `names` what the data calls its numbers."""
+    columns, longest = config.data.columns, max_length(config)
+    if config.task == "classification":
+        found = labels_of(batch, columns.label, names)
+        for name in found:
+            if name not in numbers:
+                raise UserError(
+                    f"the {role} split has the label {name!r}, which the training split does not have; it has {', '.join(numbers)}"
+                )
+        pairs = texts(batch, columns.pair) if columns.pair else None
+        encoded = classified_texts(tokenizer, texts(batch, columns.text), pairs, longest)
+        return {**encoded, "labels": [numbers[name] for name in found]}
+    if config.task == "translation":
+        translated = list(zip(texts(batch, columns.source), texts(batch, columns.target), strict=True))
+        if role == "train":  # there is nothing to learn from half a pair
+            translated = [both for both in translated if all(text.strip() for text in both)]
+        sources, targets = [source for source, _ in translated], [target for _, target in translated]
+        input_ids, lengths = ended(tokenizer, sources, longest)
+        labels, target_lengths = ended(tokenizer, targets, longest)
+        rows: dict[str, list] = {"input_ids": input_ids, "length": lengths, "labels": labels, "target_length": target_lengths}
+        return rows if role == "train" else {**rows, "source": sources, "target": targets}
+    ids, lengths = ended(tokenizer, [text for text in texts(batch, columns.text) if text.strip()], None)
+    return {"input_ids": ids, "length": lengths}
+
+
+# whole texts
+
+
+def classified_texts(
+    tokenizer: PreTrainedTokenizerFast, first: list[str], pairs: list[str] | None, longest: int
+) -> dict[str, list]:
+    """Texts, or pairs of them, between the tokenizer's special tokens, cut to `longest`."""
+    parts = [
+        classified_few(tokenizer, first[rows], None if pairs is None else pairs[rows], longest) for rows in few_at_a_time(first)
+    ]
+    return {name: [row for part in parts for row in part[name]] for name in parts[0]}
+
+
+def classified_few(tokenizer: PreTrainedTokenizerFast, first: list[str], pairs: list[str] | None, longest: int) -> dict[str, list]:
+    """The same of texts that are not too many."""
+    wanted = {"return_attention_mask": False, "return_token_type_ids": pairs is not None, "verbose": False}
+    encoded = dict(tokenizer(first, pairs, **wanted))
+    encoded["length"] = [len(ids) for ids in encoded["input_ids"]]
+    for row in (row for row, length in enumerate(encoded["length"]) if length > longest):
+        # of a pair, the longer text gives way first; in lists, since an empty second text alone would count as none
+        cut = tokenizer([first[row]], None if pairs is None else [pairs[row]], truncation=True, max_length=longest, **wanted)
+        for name, values in cut.items():
+            encoded[name][row] = values[0]
+    return encoded
+
+
+def ended(tokenizer: PreTrainedTokenizerFast, lines: list[str], longest: int | None) -> tuple[list[list[int]], list[int]]:
+    """Texts as tokens with an end behind each, cut to `longest`; and their lengths before that."""
+    end = end_token(tokenizer)
+    tokens, lengths = [], []
+    for rows in few_at_a_time(lines):
+        for ids in tokenizer(lines[rows], add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
+            tokens.append([*(ids if longest is None else ids[: longest - 1]), end])
+            lengths.append(len(ids) + 1)
+    return tokens, lengths
+
+
+def few_at_a_time(lines: list[str], characters: int = 1_000_000) -> Iterator[slice]:
+    """Rows of together about so many characters: a tokenizer needs a hundred times the memory of its texts.
+
+    >>> list(few_at_a_time(["aaa", "a", "a", "aaaaa"], characters=3))
+    [slice(0, 1, None), slice(1, 3, None), slice(3, 4, None)]
+    """
+    start, taken = 0, 0
+    for row, line in enumerate(lines):
+        if row > start and taken + len(line) > characters:
+            yield slice(start, row)
+            start, taken = row, 0
+        taken += len(line)
+    if lines:
+        yield slice(start, len(lines))
+
+
+def counted(tokens: datasets.Dataset, longest: int) -> dict[str, Any]:
+    """How long the texts of a split are, and how much of them had to be cut."""
+    result: dict[str, Any] = {}
+    for name in ("length", "target_length"):
+        if name not in tokens.column_names:
+            continue
+        lengths = np.asarray(tokens[name][:])
+        over = lengths[lengths > longest]
+        counts, edges = np.histogram(lengths, bins=np.unique(np.geomspace(1, max(2, lengths.max(initial=1) + 1), 24).round()))
+        result[name] = {
+            "texts": len(lengths),
+            "tokens": int(lengths.sum()),
+            "mean": float(lengths.mean()) if len(lengths) else 0.0,
+            "longest": int(lengths.max(initial=0)),
+            "cut_texts": len(over),
+            "cut_tokens": int((over - longest).sum()),
+            "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
+        }
+    return result
+
+
+# running text
+
+
+def packed(tokens: datasets.Dataset, length: int, path: Path) -> datasets.Dataset:
+    """Running text, cut into pieces of `length` tokens with nothing lost between them; the last piece may be shorter."""
+    with ArrowWriter(path=str(path), features=datasets.Features({"input_ids": TOKENS})) as writer:
+        for block in blocks((array_of(batch) for batch in tokens.with_format("arrow").iter(1000)), length):
+            writer.write_table(block)
+        writer.finalize()
+    return datasets.Dataset.from_file(str(path))
+
+
+def stream(config: RunConfig, tokenizer: PreTrainedTokenizerFast, rows: datasets.IterableDataset) -> datasets.IterableDataset:
+    """Rows that are read, tokenized and, for running text, packed as training asks for them."""
+    names, longest = rows.column_names, max_length(config)
+    rows = rows.map(
+        lambda batch: tokenized_batch(batch, config, tokenizer, {}, "train"), batched=True, batch_size=1000, remove_columns=names
+    )
+    if is_language_model(config.task):
+        rows = rows.map(lambda batch: packed_batch(batch, longest), batched=True, batch_size=1000, remove_columns=["length"])
+    if next(readable(rows), None) is None:
+        raise UserError(
+            "the stream ends before the first training example; give more text, or hold out less with data.streaming_validation, "
+            f"now {config.data.streaming_validation}"
+        )
+    return rows.shuffle(seed=config.seed, buffer_size=config.data.shuffle_buffer)
+
+
+def packed_batch(batch: dict[str, list], length: int) -> dict[str, list]:
+    """A thousand texts as pieces of `length` tokens; their last, shorter piece is left out, as the stream has more."""
+    tables = blocks((np.asarray(ids, np.int32) for ids in batch["input_ids"]), length)
+    return {"input_ids": [row for table in tables for row in table.column("input_ids").to_pylist() if len(row) == length]}
+
+
+def blocks(arrays: Iterator[np.ndarray], length: int) -> Iterator[pa.Table]:
+    """Tables of rows of `length` tokens."""
+    rest = np.zeros(0, np.int32)
+    for array in arrays:
+        rest = np.concatenate([rest, array])
+        whole = len(rest) // length * length
+        if whole:
+            yield table_of_rows(rest[:whole], np.arange(0, whole + 1, length))
+            rest = rest[whole:]
+    if len(rest) > 1:  # a single token has nothing to be guessed from
+        yield table_of_rows(rest, np.array([0, len(rest)]))
+
+
+def array_of(batch: pa.Table) -> np.ndarray:
+    """The tokens of many rows, one after the other."""
+    return batch.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+
+
+def table_of_rows(tokens: np.ndarray, bounds: np.ndarray) -> pa.Table:
+    return pa.table({"input_ids": pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), pa.array(tokens, pa.int32()))})

@@ -1,0 +1,267 @@
+"""Ways to train, each in a few steps: overrides, epochs, full attention, a saved model to start from, pieces of a batch, label
+smoothing, patience, precision, reports, streams."""
+
+import gc
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch.nn import functional
+from training_zoo import (
+    QUESTIONS,
+    QUIET,
+    answers,
+    classification_rows,
+    command,
+    linformer,
+    pair_rows,
+    read_json,
+    refused,
+    rows_of,
+    running_lines,
+    sentence_pairs,
+    trained_quickly,
+    write_jsonl,
+    write_lines,
+    yaml_for,
+)
+from transformers import AutoTokenizer
+
+from linformer_kit.training.config import load_config
+from linformer_kit.training.data import read_splits
+from linformer_kit.training.prepare import prepare
+from linformer_kit.training.run import RunFolder
+from linformer_kit.training.train import make_trainer
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+
+
+def test_numbers_and_overrides(tmp_path):
+    path = tmp_path / "my run.yaml"
+    path.write_text("task: masked-lm\ndata: {path: text.txt}\ntraining: {learning_rate: 1e-3, steps: 1e2}\n")
+    config = load_config(path, ["training.weight_decay=2E-2", "model.attention=full", "data.columns.text=content", "seed=7"])
+    assert (config.training.learning_rate, config.training.steps, config.training.weight_decay) == (0.001, 100, 0.02)
+    assert (config.model, config.data.columns.text, config.seed) == ({"attention": "full"}, "content", 7)
+    assert config.folder == Path("runs/my run")
+    assert load_config(path, ["run="]).folder == Path("runs/my run")
+
+
+@pytest.mark.slow
+def test_overrides_reach_the_run(tmp_path, quick, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = quick("classification", tmp_path, run=None)
+    _, result, lines = trained_quickly(
+        path, "training.steps=3", "training.log_every=1", "training.learning_rate=1e-3", "training.warmup=0"
+    )
+    assert result["steps"] == 3
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
+    # the rate of the first step, on its way down half a cosine
+    assert lines[0]["learning_rate"] == pytest.approx(1e-3)
+    stored = yaml.safe_load((tmp_path / "runs" / "classification" / "config.yaml").read_text())
+    assert (stored["training"]["steps"], stored["training"]["learning_rate"]) == (3, 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wish", "steps"), [({}, 75), ({"training.epochs": 0.5}, 13), ({"training.epochs": 1}, 25)])
+def test_epochs_are_whole_batches(tmp_path, quick, wish, steps):
+    """400 examples in batches of 16; three epochs if nothing is said, and an evaluation after each."""
+    _, result, lines = trained_quickly(quick("classification", tmp_path, **{"training.steps": None, **wish}))
+    assert result["steps"] == steps
+    assert [line["step"] for line in lines if "validation_loss" in line] == ([25, 50, 75] if not wish else [steps])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classification", "causal-lm", "translation"])
+def test_the_twin_with_full_attention(tmp_path, quick, task):
+    command("train", quick(task, tmp_path), "model.attention=full")
+    config = read_json(tmp_path / "run" / "model" / "config.json")
+    assert (config["projection"], config["decoder_attention"]) == ("none", "full")
+    assert not [name for name in load_file(tmp_path / "run" / "model" / "model.safetensors") if "projection" in name]
+    text = QUESTIONS[task][0][0]
+    assert len(answers(tmp_path / "run", text, "--tokens", 4)) == 1
+
+
+def rows_to_start_with(task):
+    """Texts in the words of the language models: which language it is, or, of pairs, which the second one is."""
+    names = {"one": "English", "eins": "German", "un": "French"}
+    first, second = (running_lines(60, seed=seed) for seed in (0, 1))
+    labels = [next(name for word, name in names.items() if word in line.split()) for line in second]
+    if task == "pairs":
+        return [
+            {"premise": one, "hypothesis": other, "label": name} for one, other, name in zip(first, second, labels, strict=True)
+        ]
+    return [{"text": other, "label": name} for other, name in zip(second, labels, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "task"), [("masked-lm", "classification"), ("masked-lm", "pairs"), ("denoising", "translation")]
+)
+def test_a_run_starts_from_a_saved_model(tmp_path, quick, trained_run, source, task):
+    """Every weight but those of the head is that of the saved model, and so are tokens and length."""
+    start = trained_run(source).run / "model"
+    still = {"training.learning_rate": 1e-12, "training.weight_decay": 0, "training.steps": 2}
+    data = {} if task == "translation" else {"data.path": write_jsonl(tmp_path / "data.jsonl", rows_to_start_with(task))}
+    path = quick(task, tmp_path, **still, **data, **{"model": {"from": str(start)}, "tokenizer": None})
+    command("train", path)
+    saved = tmp_path / "run" / "model"
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, saved))
+    types = {"model.embeddings.token_type_embeddings.weight"} if task == "pairs" else set()
+    assert {name for name in after.keys() - before.keys() if not name.startswith(("classifier.", "head."))} == types
+    assert before.keys() - after.keys() <= {"lm_head.bias"}
+    shared = before.keys() & after.keys()
+    assert sum(before[name].numel() for name in shared) > 10_000
+    for name in shared:
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-8)
+    assert AutoTokenizer.from_pretrained(saved).get_vocab() == AutoTokenizer.from_pretrained(start).get_vocab()
+    config = read_json(saved / "config.json")
+    assert config["max_position_embeddings"] == 24
+    if task != "translation":
+        assert config["id2label"] == {"0": "English", "1": "French", "2": "German"}
+        # and on to another number of classes
+        rows = classification_rows(60) if task == "classification" else pair_rows(60)
+        more = {"data.path": write_jsonl(tmp_path / "on.jsonl", rows), "model": {"from": str(saved)}, "tokenizer": None}
+        command("train", quick(task, tmp_path / "on", **still, **more))
+        again = load_file(tmp_path / "on" / "run" / "model" / "model.safetensors")
+        assert again["classifier.weight"].shape == (2, 32)
+        torch.testing.assert_close(again["model.norm.weight"], after["model.norm.weight"], rtol=0, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_pieces_of_a_batch_make_the_same_step(tmp_path, quick):
+    losses = {}
+    for accumulate in (1, 4):
+        wish = [f"training.accumulate={accumulate}", "training.log_every=1", f"run={tmp_path / str(accumulate)}"]
+        _, _, lines = trained_quickly(quick("causal-lm", tmp_path), *wish)
+        losses[accumulate] = [line["loss"] for line in lines if "loss" in line]
+    assert losses[4] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[1][-1] < losses[1][0]
+    assert refused("train", quick("causal-lm", tmp_path), "training.accumulate=3", f"run={tmp_path / '3'}") == (
+        "training.batch_size is 16, which 1 process(es) × training.accumulate=3 do not divide; choose a multiple of 3"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classification", "masked-lm", "causal-lm", "translation"])
+def test_label_smoothing_by_hand(tmp_path, quick, task):
+    """The share of the target goes to all answers alike; evaluations are without."""
+    config = load_config(quick(task, tmp_path, **{"training.label_smoothing": 0.3}))
+    trainer, _ = make_trainer(config, prepare(config, QUIET), RunFolder(config.folder))
+    batch = trainer.data_collator(trainer.train_dataset.__getitems__([3, 1, 4, 9]))
+    logits, labels = trainer.model(**batch).logits, batch["labels"]
+    if task == "causal-lm":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    scores = logits.log_softmax(-1).flatten(0, -2)[labels.flatten() != -100]
+    wanted = labels.flatten()[labels.flatten() != -100]
+    smoothed = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=len(wanted)).item()
+    plain = -scores[torch.arange(len(wanted)), wanted]
+    assert smoothed == pytest.approx((0.7 * plain - 0.3 * scores.mean(-1)).mean().item(), rel=1e-5)
+    assert smoothed != pytest.approx(plain.mean().item(), rel=1e-4)
+    _, sums, labels = trainer.prediction_step(trainer.model, dict(batch), False)
+    found = (
+        functional.cross_entropy(sums, labels).item() if task == "classification" else (sums[:, 0].sum() / sums[:, 1].sum()).item()
+    )
+    assert found == pytest.approx(plain.mean().item(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_patience_ends_a_run_that_gains_nothing(tmp_path, quick):
+    settings = {"training.patience": 2, "training.steps": 40, "training.evaluate_every": 2, "training.learning_rate": 1e-12}
+    _, result, lines = trained_quickly(quick("classification", tmp_path, **settings))
+    assert [line["step"] for line in lines if "validation_loss" in line] == [2, 4, 6]
+    assert (result["best_step"], result["steps"]) == (2, 6)
+    assert "is finished" in command("train", tmp_path / "classification.yaml").stdout
+
+
+@pytest.mark.slow
+def test_bfloat16_on_a_cpu(tmp_path, quick):
+    printed, result, _ = trained_quickly(quick("classification", tmp_path, **{"training.steps": 60}), "training.precision=bfloat16")
+    assert rows_of(printed)["device"] == "cpu, 1 process(es), bfloat16"
+    assert result["validation_accuracy"] > 0.8
+    assert all(weights.dtype == torch.float32 for weights in load_file(tmp_path / "run" / "model" / "model.safetensors").values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("best_by", "metric"), [("loss", "loss"), ("macro_f1", "macro_f1"), (None, "accuracy")])
+def test_the_best_by_another_metric(tmp_path, quick, best_by, metric):
+    """Weights that swing from side to side, at rates far too high, are best by one metric here and by another there."""
+    swings = {"training.steps": 24, "training.evaluate_every": 1, "training.learning_rate": 0.3, "training.warmup": 0}
+    path = quick("classification", tmp_path, **swings, **{"training.best_by": best_by, "training.clip": 0})
+    _, result, lines = trained_quickly(path)
+    found = {line["step"]: line for line in lines if "validation_loss" in line}
+
+    def best(name):
+        values = {step: line[f"validation_{name}"] * (-1 if name == "loss" else 1) for step, line in found.items()}
+        return max(values, key=values.__getitem__)
+
+    assert best("loss") != best("accuracy")
+    assert result["best_step"] == best(metric)
+
+
+@pytest.mark.slow
+def test_tensorboard_finds_its_files_in_the_run(tmp_path, quick):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _, _, lines = trained_quickly(quick("classification", tmp_path), "training.report=tensorboard", "training.log_every=1")
+    (events,) = (tmp_path / "run").rglob("events.out.tfevents*")
+    found = EventAccumulator(str(events.parent))
+    found.Reload()
+    losses = [event.value for event in found.Scalars("train/loss")]
+    assert losses == pytest.approx([line["loss"] for line in lines if "loss" in line])
+    assert "eval/accuracy" in found.Tags()["scalars"]
+
+
+@pytest.mark.slow
+def test_weights_and_biases_writes_into_the_run(tmp_path):
+    pytest.importorskip("wandb")
+    path = yaml_for(
+        "classification", tmp_path, **{"training.steps": 3, "training.evaluate_every": None, "training.report": "wandb"}
+    )
+    linformer("train", path, cwd=tmp_path, env={"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path / "home")})
+    (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert stored.stat().st_size > 1000
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "ending"), [("masked-lm", "txt"), ("masked-lm", "jsonl.gz"), ("causal-lm", "txt.gz"), ("translation", "tsv")]
+)
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets leaves it to chance when a table is closed
+def test_streaming(tmp_path, task, ending):
+    """The first examples are held out; the others are read again and again, as long as there are steps."""
+    path = tmp_path / f"corpus.{ending.removesuffix('.gz')}"
+    if task == "translation":
+        write_lines(path, ["source\ttarget", *map("\t".join, sentence_pairs(150))])
+    elif ending.startswith("jsonl"):
+        write_jsonl(path, [{"number": number, "text": line} for number, line in enumerate(running_lines(150))])
+    else:
+        write_lines(path, running_lines(150))
+    if ending.endswith(".gz"):
+        (tmp_path / f"corpus.{ending}").write_bytes(gzip.compress(path.read_bytes()))
+    wish = {"data.streaming": True, "data.streaming_validation": 21, "data.shuffle_buffer": 50}
+    run = yaml_for(task, tmp_path, **{"data.path": tmp_path / f"corpus.{ending}", "training.evaluate_every": 30, **wish})
+    splits = {role: list(rows) for role, rows in read_splits(load_config(run)).items()}
+    assert [len(splits[role]) for role in ("validation", "train")] == [21, 129]
+    name, whole = (
+        ("source", [source for source, _ in sentence_pairs(150)]) if task == "translation" else ("text", running_lines(150))
+    )
+    assert [row[name] for role in ("validation", "train") for row in splits[role]] == whole
+    printed, result, lines = trained_quickly(run, "training.steps=30")  # 480 examples of 129
+    assert rows_of(printed)["train examples"] == "streamed"
+    assert rows_of(printed)["validation examples"].startswith("21,")
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < 0.8 * losses[0]
+    assert result["steps"] == 30
+    # what was held out is measured, and can be again; what is streamed cannot
+    command("evaluate", tmp_path / "run", "--split", "validation")
+    assert read_json(tmp_path / "run" / "evaluation.json")["loss"] == pytest.approx(result["validation_loss"], rel=1e-5)
+    assert "the train split is streamed" in refused("evaluate", tmp_path / "run", "--split", "train")
+    text = QUESTIONS[task][0][0]
+    asked = write_jsonl(tmp_path / "asked.jsonl", [{"source" if task == "translation" else "text": text}])
+    assert answers(tmp_path / "run", asked, "--tokens", 3) == answers(tmp_path / "run", text, "--tokens", 3)
+    gc.collect()
