@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import math
+import os
 import random
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +23,7 @@ from torch.nn import functional
 
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
 from linformer_kit.training import batches, checkpoint, metrics, prepare
+from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.config import (
     RunConfig,
     TokenizerConfig,
@@ -36,7 +39,7 @@ from linformer_kit.training.estimate import estimate
 from linformer_kit.training.model import build_model, count_parameters, max_length
 from linformer_kit.training.run import RunFolder, differences
 from linformer_kit.training.tokenizer import SPECIAL, train_tokenizer
-from linformer_kit.training.tokens import blocks
+from linformer_kit.training.tokens import blocks, digest
 from linformer_kit.training.train import best_checkpoint, make_trainer
 from linformer_kit.training.trainer import evaluation_is_due, evaluations_without_gain
 
@@ -244,8 +247,43 @@ def test_packing_loses_nothing_and_fills_every_piece_but_the_last(texts, length)
 # batches
 
 
+def test_a_file_of_the_same_size_and_another_time_counts_as_another(write, tmp_path):
+    path, found = tmp_path / "x.csv", []
+    config = write(SMALL.replace("x.csv", str(path)))
+    for moment, text in enumerate(("text,label\na,0\nb,1\n", "text,label\nb,0\na,1\n")):
+        path.write_text(text)
+        os.utime(path, ns=(moment, moment))
+        found.append(prepare.fingerprint(config))
+    assert found[0] != found[1]
+
+
+def test_a_digest_is_of_tokens_labels_and_their_order():
+    rows = [{"input_ids": [1, 2], "labels": 0}, {"input_ids": [3], "labels": 1}]
+    other = [
+        rows[::-1],
+        [{"input_ids": [1], "labels": 0}, {"input_ids": [2, 3], "labels": 1}],
+        [{"input_ids": [1, 2], "labels": 1}, {"input_ids": [3], "labels": 0}],
+        [{"input_ids": [1, 2], "labels": 0}, {"input_ids": [4], "labels": 1}],
+    ]
+    found = [digest(datasets.Dataset.from_list(each)) for each in (rows, *other)]
+    assert len(set(found)) == 5
+    with_more = datasets.Dataset.from_list([{**row, "source": "a"} for row in [*rows, *rows]]).select([2, 3])
+    assert digest(with_more) == found[0]
+
+
 def examples_of(rows, change=lambda example, _: example, seed=0):
     return batches.Examples(datasets.Dataset.from_list(rows), change, seed)
+
+
+def test_every_pass_of_a_stream_is_another():
+    rows = datasets.Dataset.from_list([{"input_ids": [number]} for number in range(20)])
+    rows = rows.to_iterable_dataset().shuffle(seed=0, buffer_size=20)
+    stream = batches.Stream(rows, lambda example, generator: (int(example["input_ids"][0]), generator.random()), 3)
+    drawn = list(islice(stream, 40))
+    first, second = drawn[:20], drawn[20:]
+    assert sorted(number for number, _ in first) == sorted(number for number, _ in second) == list(range(20))
+    assert [number for number, _ in first] != [number for number, _ in second]
+    assert not {chance for _, chance in first} & {chance for _, chance in second}
 
 
 def test_masking_follows_berts_rule():
@@ -536,18 +574,61 @@ def test_the_best_checkpoint_is_the_best_that_is_whole(tmp_path):
         best()
 
 
-def test_norms_and_biases_do_not_decay(write, tmp_path):
-    (tmp_path / "x.csv").write_text("text,label\n" + "".join(f"a b {number},{number % 2}\n" for number in range(40)))
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    sizes = f"model={json.dumps({**small, 'max_position_embeddings': 8, 'projected_length': 4})}"
-    config = write(
-        SMALL.replace("x.csv", str(tmp_path / "x.csv")),
-        sizes,
-        f"data.cache={tmp_path}",
-        f"run={tmp_path / 'run'}",
-        "training.weight_decay=0.3",
-    )
-    trainer, _ = make_trainer(config, prepare.prepare(config, QUIET), RunFolder(config.folder))
+@pytest.mark.parametrize(("greater", "wanted"), [(True, 10), (False, 5)])
+def test_the_best_is_the_highest_or_the_lowest(tmp_path, greater, wanted):
+    run = RunFolder(tmp_path)
+    for step in (5, 10, 15):
+        write_checkpoint(run.checkpoints, step)
+    history = [{"step": step, "eval_x": value} for step, value in ((5, 0.5), (10, 0.9), (15, 0.7))]
+    arguments = SimpleNamespace(metric_for_best_model="x", greater_is_better=greater)
+    trainer = SimpleNamespace(args=arguments, state=SimpleNamespace(log_history=history))
+    assert checkpoint.step_of(best_checkpoint(trainer, run, QUIET)[0]) == wanted
+
+
+# the trainer
+
+
+def test_settings_reach_transformers(write, tmp_path):
+    wish = ["training.warmup=0.1", "training.clip=0.5", "training.adam_beta2=0.9", "training.weight_decay=0.3"]
+    arguments = training_arguments(write(SMALL, *wish), RunFolder(tmp_path / "run"), 56)
+    assert (arguments.warmup_steps, arguments.max_grad_norm) == (6, 0.5)
+    assert (arguments.adam_beta2, arguments.weight_decay) == (0.9, 0.3)
+    assert not arguments.dataloader_drop_last
+    assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("accuracy", True)
+    arguments = training_arguments(write(SMALL, "training.best_by=loss"), RunFolder(tmp_path / "run"), 56)
+    assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("loss", False)
+
+
+@pytest.fixture
+def small_trainer(write, tmp_path):
+    """The trainer of a tiny model and forty texts."""
+
+    def make(*overrides):
+        (tmp_path / "x.csv").write_text("text,label\n" + "".join(f"a b {number},{number % 2}\n" for number in range(40)))
+        small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        sizes = f"model={json.dumps({**small, 'max_position_embeddings': 8, 'projected_length': 4})}"
+        places = [f"data.cache={tmp_path}", f"run={tmp_path / 'run'}", "training.device=cpu"]
+        config = write(SMALL.replace("x.csv", str(tmp_path / "x.csv")), sizes, *places, *overrides)
+        return make_trainer(config, prepare.prepare(config, QUIET), RunFolder(config.folder))[0]
+
+    return make
+
+
+def test_evaluating_draws_nothing(small_trainer):
+    trainer, before = small_trainer(), checkpoint.random_state()
+    trainer.evaluate()
+    assert checkpoint.random_state() == before
+
+
+def test_an_evaluation_that_is_made_up_for_may_be_the_best(small_trainer):
+    trainer = small_trainer()
+    trainer.state.global_step = 8
+    trainer._evaluate(None, None, skip_scheduler=True)
+    assert trainer.state.best_global_step == 8
+
+
+def test_norms_and_biases_do_not_decay(small_trainer):
+    trainer = small_trainer("training.weight_decay=0.3")
     trainer.create_optimizer()
     decay = {id(parameter): group["weight_decay"] for group in trainer.optimizer.param_groups for parameter in group["params"]}
     for name, parameter in trainer.model.named_parameters():

@@ -323,11 +323,14 @@ def test_a_full_disk_stops_clearly_and_leaves_the_last_checkpoint(undisturbed):
     is_the_same(path, undisturbed)
 
 
-def test_data_that_changed_in_between_are_noticed(undisturbed):
-    folder = undisturbed.parent / "changed"
-    shutil.copytree(undisturbed.parent, folder, ignore=shutil.ignore_patterns("changed"))
+@pytest.mark.parametrize("change", ["longer", "only in another order"])
+def test_data_that_changed_in_between_are_noticed(undisturbed, change):
+    folder = undisturbed.parent / f"changed {change}"
+    shutil.copytree(undisturbed.parent, folder, ignore=shutil.ignore_patterns("changed*"))
     path = damaged_copy(folder / "undisturbed.yaml", "again")
-    (folder / "text.txt").write_text((folder / "text.txt").read_text() + "w1 w2 w3\n")
+    text = (folder / "text.txt").read_text()
+    turned = "".join(f"{' '.join(line.split()[::-1])}\n" for line in text.splitlines())
+    (folder / "text.txt").write_text(f"{text}w1 w2 w3\n" if change == "longer" else turned)
     _, errors = train(path, code=2)
     assert "the data have changed since the run in again began" in errors
 
@@ -339,6 +342,10 @@ def test_a_stream_goes_on_exactly_after_several_passes(tmp_path):
     train(paths[0])
     train(paths[1], sys.executable, "-c", DYING, "step", "45", code=-signal.SIGKILL)
     assert checkpoint.checkpoints_in(tmp_path / "killed" / "checkpoints")
+    with (tmp_path / "text.txt").open("a") as file:
+        file.write("w1\n")
+    assert "the data have changed" in train(paths[1], code=2)[1]
+    write_run(tmp_path, "killed", data=data)
     train(paths[1])
     is_the_same(paths[1], paths[0])
 

@@ -29,7 +29,7 @@ from .errors import UserError
 from .labels import has_no_labels, label_names
 from .model import max_length
 from .tokenizer import load_tokenizer, train_tokenizer
-from .tokens import counted, packed, stream, tokenize
+from .tokens import counted, digest, packed, stream, tokenize
 
 # raise it when what is written changes, so that nobody reads what an older version has prepared
 FORMAT = 2
@@ -48,7 +48,7 @@ class Prepared:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What must not change while a run is trained: how many texts of which lengths, the tokens, the labels."""
+        """What must not change while a run is trained: the tokens and labels of every split, and what they stand for."""
         vocabulary = json.dumps(sorted(self.tokenizer.get_vocab().items()))
         return {**self.summary, "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest()}
 
@@ -140,6 +140,12 @@ def fingerprint(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def files_of(config: RunConfig) -> list[Path]:
+    """The local files of all splits."""
+    sources = find_sources(config.data, config.task) or {}
+    return [path for found in sources.values() for source in found for path in source.files]
+
+
 def identity(path: Path) -> tuple[str, int, int]:
     """What changes when a file does."""
     return str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns
@@ -159,6 +165,8 @@ def build(config: RunConfig, folder: Path, console: Console) -> None:
         tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # what is saved
     tokenizer.save_pretrained(folder / "tokenizer")
     summary: dict[str, Any] = {"labels": labels, "tokenizer_size": len(tokenizer), "length": max_length(config), "splits": {}}
+    if config.data.streaming:  # which cannot be counted ahead
+        summary["streamed"] = [(path.name, path.stat().st_size) for path in files_of(config)]
     for role, rows in splits.items():
         if isinstance(rows, datasets.IterableDataset):
             if role == "train":
@@ -178,7 +186,7 @@ def build(config: RunConfig, folder: Path, console: Console) -> None:
             raise UserError(f"the {role} split has no text at all")
         tokens.save_to_disk(str(folder / role))
         (folder / f"{role}.arrow").unlink(missing_ok=True)
-        summary["splits"][role]["examples"] = len(tokens)
+        summary["splits"][role] |= {"examples": len(tokens), "digest": digest(tokens)}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 

@@ -1,5 +1,6 @@
 """Rows of text become rows of tokens: whole texts cut to what the model takes, or running text packed without a gap."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,19 @@ def counted(tokens: datasets.Dataset, longest: int) -> dict[str, Any]:
             "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
         }
     return result
+
+
+def digest(tokens: datasets.Dataset) -> str:
+    """The same for the same tokens and labels in the same order."""
+    found = hashlib.sha256()
+    names = [name for name in ("input_ids", "token_type_ids", "labels") if name in tokens.column_names]
+    for batch in tokens.select_columns(names).with_format("arrow").iter(10_000):
+        for values in (batch.column(name).combine_chunks() for name in names):
+            if isinstance(values, pa.ListArray):
+                found.update(values.value_lengths().to_numpy().tobytes())
+                values = values.flatten()
+            found.update(values.to_numpy(zero_copy_only=False).tobytes())
+    return found.hexdigest()
 
 
 # running text

@@ -15,8 +15,9 @@ import datasets
 import numpy as np
 import transformers
 from accelerate import PartialState
+from accelerate.utils import set_seed
 from rich.console import Console
-from transformers import TrainerState, set_seed
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
@@ -142,6 +143,7 @@ def run_trainer(
     bar = Bar(console)
     for callback in (MetricsFile(run, state.global_step if state else 0), bar):
         trainer.add_callback(callback)
+    set_seed(config.seed, device_specific=True)  # each process draws its own dropout
     trainer.args.eval_on_start = state is not None and evaluation_is_due(state, flow.evaluate_every)
     begun = time.perf_counter()
     with flow.listening(), warnings.catch_warnings():

@@ -202,7 +202,7 @@ class Flow(TrainerCallback):
         self.signal: int | None = None
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # what accelerate wraps around the loader when it resumes does not hand the epoch on
+        # accelerate hands the epoch on too, if what it wraps around the loader lets it; the order must not depend on that
         kwargs["train_dataloader"].dataset.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -246,17 +246,20 @@ class Flow(TrainerCallback):
         """The first Ctrl-C or SIGTERM lets the step finish and saves; the second ends at once."""
         before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
+        def as_before() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
         def note(number: int, frame: Any) -> None:
             self.signal = number
-            signal.signal(number, before[number])
+            as_before()
 
         for number in before:
             signal.signal(number, note)
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            as_before()
 
 
 def evaluations_without_gain(state: TrainerState, args: TrainingArguments) -> int:
