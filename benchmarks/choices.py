@@ -17,8 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from linformer_kit import LinformerAttention
-from linformer_kit.allocator import hold_memory
-from linformer_kit.bench.measure import MODES, Mode, make_call, seconds_of, time_interleaved
+from linformer_kit.bench.measure import MODES, Mode, hold_memory, make_call, seconds_of, time_interleaved
 from linformer_kit.bench.table import write_rows
 from linformer_kit.models import attention_linformer, encoder_linformer
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from linformer_kit.allocator import hold_memory
+from linformer_kit.bench.measure import hold_memory
 from linformer_kit.bench.peer_models import ENCODERS, NONE_SDPA, NYSTROMFORMER, Sizes, linear_name, make_model_call
 from linformer_kit.bench.table import write_rows
 

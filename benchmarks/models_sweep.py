@@ -6,7 +6,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from linformer_kit.allocator import release_free_memory
 from linformer_kit.bench import peer_models
 from linformer_kit.bench.generation import Generator, Started, causal_lm, check_generator, encoder_decoder, go_on, read
 from linformer_kit.bench.measure import (
@@ -19,6 +18,7 @@ from linformer_kit.bench.measure import (
     Timing,
     as_row,
     meminfo_bytes,
+    release_free_memory,
     time_interleaved,
 )
 from linformer_kit.bench.peer_models import COMPARED_BATCH, COMPARED_LENGTH, NONE_EAGER, Sizes

@@ -15,8 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from linformer_kit import LinformerAttention
-from linformer_kit.allocator import hold_memory
-from linformer_kit.bench.measure import gemm_calls, gemm_rate, time_interleaved
+from linformer_kit.bench.measure import gemm_calls, gemm_rate, hold_memory, time_interleaved
 from linformer_kit.bench.table import write_rows
 from linformer_kit.models.attention_linformer import QUERY_CHUNK
 from linformer_kit.models.multihead_linformer import softmax_attention

@@ -17,7 +17,7 @@ Every length and tokenizer is kept as soon as it is measured: stop at any time, 
   the one before to its own, so fetching and padding the batch is a part of it.
 - Phases of a step: forward (the loss included), backward, clipping of gradients together with the step of the optimizer; the rest
   is what the loop costs. Shares are of all steps together.
-- The process holds the memory of freed tensors (`hold_memory`), as that of `linformer train` does on a CPU.
+- The process is as `linformer train` finds it: not one that holds its memory, unlike in the other benchmarks.
 - Preparation is what `linformer prepare` does: reading, training the tokenizer, tokenizing, writing; in a process with one core,
   and with a new cache each time. MB are millions of UTF-8 bytes of text. BPE as shipped; bytes with N=4,096.
 """
@@ -75,7 +75,6 @@ from training_summary import (
 )
 from transformers import TrainerCallback
 
-from linformer_kit.allocator import hold_memory
 from linformer_kit.bench.machine import code_fingerprint, describe_machine
 from linformer_kit.bench.measure import MEASURED, OK, OUT_OF_MEMORY, Timing, as_row, is_out_of_memory
 from linformer_kit.bench.peer_models import Sizes, layers_of, model_dependencies, our_encoder, require_model_agreement
@@ -397,7 +396,6 @@ class Trainings:
     def loops(self, length: int) -> dict[str, TimedLoop]:
         """A trainer for each model, all with the same batches."""
         train.quiet_libraries()
-        hold_memory()
         # often prepared already, when that was timed
         config = load_config(CONFIG, [*self.overrides, f"data.cache={quoted(self.scratch / BPE)}"])
         prepared, batch = prepare.prepare(config, quiet_console()), self.sweep.tokens // length
@@ -531,7 +529,7 @@ class Benchmark:
 
     @cached_property
     def process(self) -> ProcessPoolExecutor:
-        """Where everything is measured; spawned, because this process has threads."""
+        """Where everything is measured; spawned, because this process has threads and holds its memory."""
         return ProcessPoolExecutor(1, get_context("spawn"), begin_process)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:

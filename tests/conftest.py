@@ -57,8 +57,6 @@ def nothing_is_left_behind():
     import transformers
     from accelerate.state import AcceleratorState
 
-    from linformer_kit.allocator import hold_memory
-
     environment, threads, level = dict(os.environ), torch.get_num_threads(), transformers.logging.get_verbosity()
     torch.set_num_threads(1)
     os.environ["COLUMNS"] = "300"
@@ -70,7 +68,6 @@ def nothing_is_left_behind():
     transformers.logging.enable_progress_bar()
     datasets.enable_progress_bars()
     AcceleratorState._reset_state(reset_partial_state=True)
-    hold_memory(False)
 
 
 @pytest.fixture(scope="session")

@@ -137,8 +137,7 @@ def test_peak_memory_sees_a_known_allocation(mib):
 def test_freed_memory_is_held_or_given_back(hold):
     code = f"""
 import torch
-from linformer_kit.allocator import hold_memory
-from linformer_kit.bench.measure import _status_bytes
+from linformer_kit.bench.measure import _status_bytes, hold_memory
 hold_memory({hold})
 before = _status_bytes("VmRSS")
 torch.ones(2**26)
@@ -153,9 +152,8 @@ print((_status_bytes("VmRSS") - before) // 2**20)
 def test_held_memory_is_given_back_before_another_process_is_measured():
     code = """
 import torch
-from linformer_kit.allocator import hold_memory
 from linformer_kit.bench import measure, memory
-hold_memory()
+measure.hold_memory()
 before = measure._status_bytes("VmRSS")
 torch.ones(2**26)
 memory.measure_memory(memory.MemoryPoint("linformer-kit", 128, 32, 1, "forward"))

@@ -20,11 +20,10 @@ SOURCE = ROOT / "src" / "linformer_kit"
 # what each room may import of ours
 MAY_IMPORT = {
     "models": {"models"},
-    "bench": {"bench", "models", "allocator", "__init__"},
-    "training": {"training", "models", "allocator"},
+    "bench": {"bench", "models", "__init__"},
+    "training": {"training", "models"},
     "demo": {"demo", "training", "bench", "models"},
     "reference": set(),
-    "allocator": set(),
     "cli": {"training", "bench", "demo", "models", "__init__"},
     "__init__": {"models"},
 }

@@ -1,6 +1,7 @@
 """Time, interleaved; peak memory; how a cost grows."""
 
 import contextlib
+import ctypes
 import gc
 import math
 import random
@@ -15,8 +16,6 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-
-from ..allocator import release_free_memory
 
 Name = TypeVar("Name", bound=Hashable)
 Mode = Literal["forward", "forward+backward"]
@@ -174,6 +173,28 @@ def peak_memory(call: Callable[[], object]) -> int:
     peak = _peak_resident() - before
     del result
     return peak
+
+
+def release_free_memory() -> None:
+    """Give freed memory back to the system, else a call that reuses it seems to need less."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+        if trim is not None:
+            trim(0)
+
+
+def hold_memory(hold: bool = True) -> None:
+    """Let the process keep the memory of freed tensors, as tcmalloc and jemalloc do, instead of giving it back (glibc's default).
+
+    Else every tensor beyond 32 MiB is made of new pages, and what the system takes to hand them out counts as a layer's time.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # glibc has it, musl does not
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+        mallopt(M_MMAP_MAX, 0 if hold else 65536)
+        mallopt(M_TRIM_THRESHOLD, -1 if hold else 128 * 1024)
+    if not hold:
+        release_free_memory()
 
 
 def limit_memory() -> None:

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from ..allocator import release_free_memory
 from . import peers
-from .measure import OK, OUT_OF_MEMORY, Mode, is_out_of_memory, limit_memory, make_call, peak_memory
+from .measure import OK, OUT_OF_MEMORY, Mode, is_out_of_memory, limit_memory, make_call, peak_memory, release_free_memory
 
 # glibc: every tensor in a mapping of its own, given back when it is freed. The peak is then the layer's, the same in every run;
 # by default up to twice as much can stay in the allocator, depending on the order of earlier allocations

@@ -16,9 +16,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..allocator import hold_memory
 from . import plots
-from .measure import Timing, limit_memory
+from .measure import Timing, hold_memory, limit_memory
 from .peers import MissingPeer, WrongImplementation
 from .table import write_atomically
 

@@ -21,7 +21,6 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
-from ..allocator import hold_memory
 from .announce import announce
 from .arguments import is_on_gpu, training_arguments
 from .batches import Examples, Padding, Stream, change_of
@@ -55,8 +54,6 @@ def train(config: RunConfig, console: Console) -> Path:
             prepared = prepare(config, console)
         if state.is_main_process:
             run.begin_with(prepared.facts)
-        if not is_on_gpu(config.training):
-            hold_memory()  # every step needs the same again
         trainer, flow = make_trainer(config, prepared, run)
         run_trainer(trainer, flow, run, config, prepared, console)
     return run.folder
