@@ -1,5 +1,6 @@
 """Plain values, as YAML has them, checked against types: dataclasses whose fields are annotated with meaning and bounds.
 
+>>> from dataclasses import dataclass
 >>> @dataclass
 ... class Garden:
 ...     trees: Annotated[int, "how many", AT_LEAST_1] = 1
