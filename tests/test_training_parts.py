@@ -110,6 +110,7 @@ def test_numbers_are_numbers(text, value):
         ("model.vocab_size=5", "model.vocab_size follows from the tokenizer"),
         ("model.attention=none", "model.attention is the text 'none'; allowed: linformer, full"),
         ("training.batch_size=0", "training.batch_size is 0; it must be at least 1"),
+        ("model.projected_length=0", "model: projected_length is 0; it must be an integer of at least 1"),
         ("training.warmup=1", "training.warmup is 1.0; it must be at least 0 and less than 1"),
         ("training.learning_rate=-1", "training.learning_rate is -1.0; it must be larger than 0"),
         ("training.learning_rate=.nan", "training.learning_rate is the number nan; allowed: a number"),
@@ -144,7 +145,9 @@ def test_a_file_that_means_nothing(write, text, said):
 
 
 def test_the_stored_configuration_says_everything_and_is_the_same_again(write):
-    config = write(SMALL, "training.learning_rate=1e-7", "data.columns.pair=b", "model.projected_length=[8, 4]")
+    config = write(
+        SMALL, "training.learning_rate=1e-7", "data.columns.pair=b", "model.projected_length=[8, 4]", "model.num_hidden_layers=2"
+    )
     again = write(to_yaml(config))
     assert again == config
     assert yaml.safe_load(to_yaml(config)) == to_tree(config)

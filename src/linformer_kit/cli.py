@@ -108,9 +108,11 @@ def prepare(config: CONFIG, overrides: OVERRIDES = None) -> None:
     """Train a tokenizer and tokenize the data ahead of training; shows how long the texts are."""
     with short_errors():
         from .training.config import load_config
+
+        loaded = load_config(config, overrides)  # a slip of the pen is told before the rest is imported
         from .training.prepare import show
 
-        show(load_config(config, overrides))
+        show(loaded)
 
 
 @app.command()
@@ -120,9 +122,11 @@ def train(config: CONFIG, overrides: OVERRIDES = None) -> None:
         from rich.console import Console
 
         from .training.config import load_config
+
+        loaded = load_config(config, overrides)
         from .training.train import train
 
-        train(load_config(config, overrides), Console())
+        train(loaded, Console())
 
 
 @app.command()

@@ -306,6 +306,17 @@ def check_model_keys(model: dict[str, Any]) -> None:
             "(on the command line, model='{from: FOLDER}' replaces the whole section)"
         )
 
+    try:
+        LinformerConfig(**model_settings(model))  # sizes that do not fit each other are told before any data is read
+    except (ValueError, TypeError) as error:
+        raise UserError(f"model: {error}") from error
+
+
+def model_settings(model: dict[str, Any]) -> dict[str, Any]:
+    """What the section `model` says about LinformerConfig."""
+    full = {"projection": "none", "decoder_attention": "full"} if model.get("attention") == "full" else {}
+    return {name: value for name, value in model.items() if name not in ("from", "attention")} | full
+
 
 def check_together(config: RunConfig) -> None:
     """What no single type can say."""

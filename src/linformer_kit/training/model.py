@@ -10,7 +10,7 @@ from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerForSequenceClassification
 from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from ..models.projection_linformer import Projection
-from .config import RunConfig
+from .config import RunConfig, model_settings
 from .errors import UserError
 from .tokenizer import end_token, start_token
 
@@ -27,9 +27,6 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: l
     """The model of a run, its weights fresh or from a saved one."""
     if config.task in ("masked-lm", "denoising") and tokenizer.mask_token_id is None:
         raise UserError(f"the task {config.task} hides tokens behind a mask, which the tokenizer does not have; train one here")
-    settings = {name: value for name, value in config.model.items() if name not in ("from", "attention")}
-    if config.model.get("attention") == "full":
-        settings |= {"projection": "none", "decoder_attention": "full"}
     derived: dict[str, Any] = {}
     if labels:
         derived |= {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
@@ -45,7 +42,7 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: l
             "eos_token_id": end_token(tokenizer),
             "decoder_start_token_id": start_token(tokenizer),
         }
-        return model_class(LinformerConfig(**settings, **derived))
+        return model_class(LinformerConfig(**model_settings(config.model), **derived))
     except UserError:
         raise
     except (ValueError, TypeError) as error:
