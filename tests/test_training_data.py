@@ -1,5 +1,6 @@
 """What is read and how it becomes tokens: formats, splits, columns, labels, tokenizers, texts that are cut, very long lines."""
 
+import codecs
 import csv
 import gzip
 import json
@@ -31,8 +32,9 @@ from training_zoo import (
 from transformers import AutoTokenizer
 
 from linformer_kit.training.config import load_config
-from linformer_kit.training.data import read_splits
+from linformer_kit.training.data import find_sources, read_sources, read_splits
 from linformer_kit.training.prepare import prepare
+from linformer_kit.training.tokenizer import SPECIAL
 from linformer_kit.training.tokens import classified_texts, ended, few_at_a_time
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
@@ -163,14 +165,86 @@ def test_a_split_may_hold_one_class_only(tmp_path):
     assert set(read_splits(config)["test"]["label"]) == {"neg"}
 
 
-@pytest.mark.parametrize("answers", ["no column", "-1"])
+@pytest.mark.parametrize("answers", ["no column", -1, "-1", "", None])
 def test_a_test_split_whose_answers_are_kept_secret(tmp_path, answers):
     write_jsonl(tmp_path / "data" / "train.jsonl", [{"text": row["text"], "label": int(row["label"] == "pos")} for row in ROWS])
-    secret = [{"text": row["text"]} | ({"label": -1} if answers == "-1" else {}) for row in ROWS]
+    secret = [{"text": row["text"]} | ({} if answers == "no column" else {"label": answers}) for row in ROWS]
     write_jsonl(tmp_path / "data" / "test.jsonl", secret)
     path = yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data", "data.validation_share": 0.2})
     assert "The test split has no labels; it is left out." in command("prepare", path).stdout
     assert set(prepare(load_config(path), QUIET).splits) == {"train", "validation"}
+
+
+@pytest.mark.parametrize(
+    "names", [("Train.jsonl", "Test.jsonl"), ("imdb_train.jsonl", "imdb_test.jsonl"), ("TRAIN/a.jsonl", "Test/b.jsonl")]
+)
+def test_files_are_named_after_their_split_in_many_ways(tmp_path, names):
+    for name, rows in zip(names, (ROWS[:30], ROWS[30:]), strict=True):
+        write_jsonl(tmp_path / "data" / name, rows)
+    path = yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data", "data.validation_share": 0.2})
+    splits = read_splits(load_config(path))
+    assert {role: len(rows) for role, rows in splits.items()} == {"train": 24, "validation": 6, "test": 7}
+    files = [name.split("/")[-1] for name in names]
+    assert f"Reading the data … train: {files[0]}, test: {files[1]}\n" in command("prepare", path).stdout
+
+
+def test_a_mark_at_the_beginning_is_no_text(tmp_path):
+    for name in ("text.txt", "rows.csv", "rows.jsonl"):
+        content = {"txt": b"one\ntwo\n", "csv": b"text,label\none,a\n", "jsonl": b'{"text": "one"}\n'}[name.split(".")[1]]
+        (tmp_path / name).write_bytes(codecs.BOM_UTF8 + content)
+        config = load_config(yaml_for("causal-lm", tmp_path, **{"data.path": tmp_path / name}))
+        rows = read_sources(find_sources(config.data, config.task)["train"], config.data, "file")
+        assert rows["text"][0] == "one"
+
+
+def test_a_name_of_a_column_may_hold_a_dot(tmp_path):
+    rows = [{"review.text": row["text"], "the.label": row["label"]} for row in ROWS]
+    columns = {"text": "review.text", "label": "the.label"}
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    prepared = prepare(load_config(yaml_for("classification", tmp_path, **{"data.path": path, "data.columns": columns})), QUIET)
+    assert prepared.labels == ["neg", "pos"]
+
+
+def test_dates_in_json_are_the_text_they_were(tmp_path):
+    rows = [{"text": f"2024-01-{1 + number % 28:02}", "label": f"2023-0{1 + number % 2}-01"} for number in range(60)]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    prepared = prepare(load_config(yaml_for("classification", tmp_path, **{"data.path": path})), QUIET)
+    assert prepared.labels == ["2023-01-01", "2023-02-01"]
+    assert "2024-01-07" in prepared.tokenizer.get_vocab()
+
+
+def test_empty_texts_are_told_and_labels_are_shown(tmp_path):
+    rows = [*ROWS, {"text": "", "label": "pos"}]
+    write_jsonl(tmp_path / "data" / "train.jsonl", rows)
+    write_jsonl(tmp_path / "data" / "validation.jsonl", ROWS[:9])
+    printed = command("prepare", yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data"})).stdout
+    assert "\n1 of the texts are empty.\n" in printed
+    assert "\nLabels: neg, pos\n" in printed
+
+
+def test_words_that_are_written_like_special_tokens(tmp_path):
+    lines = [f"{line} <unk> </s> <pad> <mask> <s> </S>" for line in running_lines(60)]
+    for lowercase in (False, True):
+        settings = {"tokenizer": {"kind": "words", "min_frequency": 1, "lowercase": lowercase}}
+        path = yaml_for("masked-lm", tmp_path, **settings, **{"data.path": write_lines(tmp_path / "text.txt", lines)})
+        tokenizer = prepare(load_config(path), QUIET).tokenizer
+        assert [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL] == list(range(len(SPECIAL)))
+        assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
+    trained_quickly(path, "training.steps=1", "training.evaluate_every=null")
+
+
+def test_a_stream_of_short_texts_loses_nothing(tmp_path):
+    lines = [f"a{number % 7} b{number % 5}" for number in range(2500)]
+    wish = {
+        "data.streaming": True,
+        "data.streaming_validation": 100,
+        "data.shuffle_buffer": 1,
+        "model.max_position_embeddings": 4096,
+    }
+    path = yaml_for("causal-lm", tmp_path, **wish, **{"data.path": write_lines(tmp_path / "text.txt", lines)})
+    prepared = prepare(load_config(path), QUIET)
+    ids = [token for row in prepared.splits["train"] for token in row["input_ids"]]
+    assert prepared.tokenizer.decode(ids) == " ".join(f"{line} </s>" for line in lines[100:])
 
 
 def test_names_are_not_patterns(tmp_path):

@@ -67,6 +67,7 @@ BAD_FILES = {
         f'{JSONL}{{"text": null, "label": "pos"}}\n'.encode(),
         "the column 'text' has rows without a value; remove them",
     ),
+    "heading.csv": (b"text,label\n", "heading.csv has no rows"),
     "few.jsonl": ("".join(JSONL.splitlines(True)[:2]).encode(), "data.validation_share is 0.05: of 2 rows that leaves 2"),
 }
 

@@ -1,5 +1,6 @@
 """`linformer predict`: what it answers is what the model says under transformers, wherever the texts come from."""
 
+import codecs
 import csv
 import gzip
 import json
@@ -181,8 +182,33 @@ def test_every_mask_of_a_text_is_filled(trained_run):
     (answer,) = answers(run, text, "--top", 3)
     assert [len(mask) for mask in answer["masks"]] == [3, 3]
     assert [mask[0]["token"] for mask in answer["masks"]] == ["two", "four"]
-    said = refused("predict", run, text, "one two three")
-    assert said == "'one two three' has nothing to fill in; write <mask> where a token is to be guessed"
+    result = command("predict", run, "--json", input=f"{text}\none two three\n\n{'one ' * 30}<mask>\n")
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [len(answer["masks"]) for answer in found] == [2, 0, 0, 0]
+    assert found[1]["filled"] == "one two three"
+    write = "has nothing to fill in; write <mask> where a token is to be guessed"
+    assert [line.removeprefix("Warning: ") for line in result.stderr.splitlines()] == [
+        "input 4 has 32 tokens, of which the model takes 24; the rest was not used",
+        f"input 2 {write}",
+        f"input 3 {write}",
+        "input 4 has nothing to fill in; it was cut",
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_reads_what_it_asks_about_as_it_was_trained(tmp_path, quick):
+    table = write_lines(
+        tmp_path / "rows.data", ["text,label", *(f"{row['text']},{row['label']}" for row in classification_rows(40))]
+    )
+    command("train", quick("classification", tmp_path, **{"data.path": table, "data.format": "csv", "training.batch_size": 8}))
+    assert [answer["text"] for answer in answers(tmp_path / "run", table)] == [row["text"] for row in classification_rows(40)]
+    (tmp_path / "marked.txt").write_bytes(codecs.BOM_UTF8 + b"a good road\n")
+    assert answers(tmp_path / "run", tmp_path / "marked.txt")[0]["text"] == "a good road"
+    quoted = write_lines(tmp_path / "quoted.csv", ["text,label", '"two', 'lines",pos'])
+    assert len(command("predict", tmp_path / "run", quoted).stdout.splitlines()) == 1
+    assert refused("predict", tmp_path / "run", tmp_path) == f"{tmp_path} is a folder; give its files"
+    assert refused("predict", tmp_path / "run", "good", "-") == "- is standard input, which cannot be given beside other inputs"
+    assert "is not text in the encoding of this terminal" in refused("predict", tmp_path / "run", "\udcff")
 
 
 @pytest.mark.slow

@@ -168,6 +168,26 @@ def test_label_smoothing_by_hand(tmp_path, quick, task):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("labels", ["the same", "as many others"])
+def test_labels_decide_whether_the_classifier_starts_fresh(tmp_path, trained_run, labels):
+    source = trained_run("classification").run / "model"
+    names = {"pos": "pos", "neg": "neg"} if labels == "the same" else {"pos": "liked", "neg": "disliked"}
+    rows = [{**row, "label": names[row["label"]]} for row in classification_rows(60)]
+    settings = {"data.path": write_jsonl(tmp_path / "rows.jsonl", rows), "model": {"from": str(source)}}
+    path = yaml_for("classification", tmp_path, **settings, **{"training.steps": 1, "training.learning_rate": 1e-12})
+    trained_quickly(path, "training.evaluate_every=null")
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "run" / "model"))
+    assert torch.allclose(before["classifier.weight"], after["classifier.weight"], atol=1e-6) == (labels == "the same")
+    # and the run stands on its own, wherever it came from
+    moved = source.rename(source.with_name("moved"))
+    try:
+        command("evaluate", tmp_path / "run", "--data", tmp_path / "rows.jsonl")
+    finally:
+        moved.rename(source)
+    assert read_json(tmp_path / "run" / "evaluation.json")["rows"] == 60
+
+
+@pytest.mark.slow
 def test_patience_ends_a_run_that_gains_nothing(tmp_path, quick):
     settings = {"training.patience": 2, "training.steps": 40, "training.evaluate_every": 2, "training.learning_rate": 1e-12}
     _, result, lines = trained_quickly(quick("classification", tmp_path, **settings))

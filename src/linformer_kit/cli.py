@@ -76,7 +76,6 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-# with a callback, a single command stays a subcommand
 @app.callback()
 def main(
     version: Annotated[

@@ -13,6 +13,7 @@ from .config import RunConfig
 from .estimate import estimate
 from .model import count_parameters
 from .prepare import Prepared
+from .tokens import few_of
 from .trainer import LinformerTrainer
 
 
@@ -28,6 +29,8 @@ def announcement(trainer: LinformerTrainer, prepared: Prepared, config: RunConfi
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for role, rows in prepared.splits.items():
         table.add_row(f"{role} examples", describe_split(rows, prepared.summary["splits"].get(role)))
+    if prepared.labels:
+        table.add_row("labels", few_of(prepared.labels))
     whole, projections = count_parameters(trainer.model)
     table.add_row("parameters", f"{whole:,}, of them {projections:,} of E and F")
     done = state.global_step if state else 0

@@ -37,8 +37,8 @@ class Examples(torch.utils.data.Dataset):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each, as far as they matter for sharing a batch: packed ones are all of the same length."""
-        return np.asarray(self.rows["length"][:]) if "length" in self.rows.column_names else np.ones(len(self), np.int64)
+        """Tokens of each, as far as they matter for sharing a batch."""
+        return lengths_of(self.rows)
 
     def __getitem__(self, index: int) -> Example:
         return self.__getitems__([index])[0]
@@ -51,6 +51,12 @@ class Examples(torch.utils.data.Dataset):
             self.change(example, np.random.default_rng((self.seed, self.epoch, index)))
             for example, index in zip(examples, indices, strict=True)
         ]
+
+
+def lengths_of(rows: datasets.Dataset) -> np.ndarray:
+    """Tokens per row, of source and target together; packed rows count alike."""
+    names = [name for name in ("length", "target_length") if name in rows.column_names]
+    return sum((np.asarray(rows[name][:]) for name in names), np.zeros(len(rows), np.int64))
 
 
 class Stream(torch.utils.data.IterableDataset):

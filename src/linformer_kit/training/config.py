@@ -8,7 +8,6 @@ The classes below are the reference: a field's type says what is allowed, the te
 `docs/configuration.md` is written from them.
 """
 
-import codecs
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -20,7 +19,7 @@ import yaml
 
 from ..models.validation_linformer import nearest_of
 from .errors import UserError
-from .typed import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, SHARE, converted, converted_field, describe, key_of, unknown_key
+from .typed import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, SEED, SHARE, converted, converted_field, describe, key_of, unknown_key
 
 Task = Literal["classification", "masked-lm", "causal-lm", "translation", "denoising"]
 
@@ -131,7 +130,7 @@ class RunConfig:
 
     task: Annotated[Task, "what is learnt"]
     run: Annotated[str | None, "the folder of the run; runs/ and the name of the YAML if not given"] = None
-    seed: Annotated[int, "of everything that is drawn: weights, order, masks, dropout", NOT_NEGATIVE] = 0
+    seed: Annotated[int, "of everything that is drawn: weights, order, masks, dropout", SEED] = 0
     model: Annotated[
         dict[str, Any],
         "fields of LinformerConfig; `from`: a saved model to start from; `attention: full` makes it the full-attention twin",
@@ -334,7 +333,7 @@ def check_together(config: RunConfig) -> None:
     if data.mask_share == 0 and config.task in ("masked-lm", "denoising"):
         raise UserError("data.mask_share is 0: nothing would be left to guess; a usual share is 0.15")
     try:
-        codecs.lookup(data.encoding)
+        "".encode(data.encoding)
     except LookupError:
         raise UserError(f"data.encoding is {data.encoding!r}, which Python does not know; usual: utf-8, latin-1, cp1252") from None
     if data.columns.pair is not None and config.task != "classification":

@@ -12,7 +12,7 @@ from ..models.configuration_linformer import LinformerConfig
 from .config import DERIVED, Columns, DataConfig, RunConfig, TokenizerConfig, TrainingConfig
 from .typed import allowed, bare, join, key_of
 
-PAGE_BEGIN = """<!-- written by `make docs` from src/linformer_kit/training/config.py: change it there -->
+PAGE_BEGIN = """<!-- written by `make docs` from config.py and config_page.py in src/linformer_kit/training: change it there -->
 
 One YAML file says what a run is: what is learnt, from which data, by which model, and how. Every key has a default except `task`
 and where the data come from, `data.path` or `data.generated`. On the command line, `key=value` behind the file replaces a value:

@@ -1,13 +1,16 @@
 """Reading: files, folders and hub data sets become splits of rows, whatever they were stored as."""
 
+import codecs
 import glob
 import gzip
 import json
 import logging
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime, time
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -72,13 +75,32 @@ def find_sources(data: DataConfig, task: str) -> dict[str, list[Source]] | None:
 
 
 def sources_of_split(folder: Path, names: tuple[str, ...], data: DataConfig, task: str) -> list[Source]:
-    """The files that are named after a split, such as train.jsonl.gz, train-00000.parquet or all of train/."""
-    for name in names:
-        if (folder / name).is_dir():
-            return sources_in(folder / name, data, task)
-    files = [path for path in data_files(folder, data) if path.name.split(".")[0].split("-")[0].split("_")[0] in names]
-    files += [path for path in data_files(folder, data) if path.name.split(".")[0] in names and path not in files]
+    """The files that are named after a split, such as train.jsonl.gz, Train-00000.parquet, imdb_test.csv or all of train/."""
+    for below in sorted(folder.iterdir()):
+        if below.is_dir() and (below.name in names or below.name.lower() in names):
+            return sources_in(below, data, task)
+    files = [path for path in data_files(folder, data) if split_named_by(path, data) in names]
     return [Source(tuple(files), one_format(files, folder, data))] if files else []
+
+
+def split_named_by(path: Path, data: DataConfig) -> str | None:
+    """The name of a split that a file's name is, begins with or ends in."""
+    known = {data.train, data.validation, data.test, *chain(*ALIASES.values())}
+    stem = path.name.split(".")[0]
+    words = re.split("[-_]", stem)
+    return next((word for each in (stem, words[0], words[-1]) for word in (each, each.lower()) if word in known), None)
+
+
+def describe_sources(config: RunConfig) -> str:
+    """Which file is for what."""
+    sources = find_sources(config.data, config.task)
+    if sources is None:
+        return f"{config.data.path} on the hub"
+    parts = []
+    for role, split in split_roles(config.data, list(sources)).items():
+        first, *others = [path.name for source in sources[split] for path in source.files]
+        parts.append(f"{role}: {first}" + (f" and {len(others):,} more" if others else ""))
+    return ", ".join(parts)
 
 
 def one_format(files: list[Path], folder: Path, data: DataConfig) -> str:
@@ -218,7 +240,7 @@ def builder_of(source: Source, data: DataConfig) -> dict[str, Any]:
         table["names"] = data.header
     sample = "document" if source.label is not None else data.sample
     builders: dict[str, dict[str, Any]] = {
-        "text": {"path": "text", "encoding": data.encoding, "sample_by": sample},
+        "text": {"path": "text", "encoding": without_mark(data.encoding), "sample_by": sample},
         "csv": {"path": "csv", **table},
         # a quotation mark between tabs is only a quotation mark
         "tsv": {"path": "csv", "sep": "\t", "quoting": 3, **table},
@@ -251,6 +273,11 @@ def errors_of_a_stream() -> Iterator[None]:
         raise UserError(f"the stream cannot be read to its end: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
+def without_mark(encoding: str) -> str:
+    """The encoding that passes over the mark with which some programs begin a file in UTF-8."""
+    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+
+
 def open_plain(path: Path) -> IO[bytes]:
     """A file's bytes, unpacked."""
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
@@ -272,6 +299,8 @@ def diagnosis(source: Source, data: DataConfig, error: Exception) -> UserError:
     if source.format != "parquet" and (wrong := wrong_bytes(source, data) or wrong_json(source)):
         return wrong
     files = ", ".join(str(path) for path in source.files)
+    if "corresponds to no data" in str(error):  # in the words of `datasets`
+        return UserError(f"{files} has no rows")
     return UserError(f"{files} cannot be read as {source.format}: {' '.join(str(cause_of(error)).split())}")
 
 
@@ -367,10 +396,15 @@ def check_columns(rows: Rows, config: RunConfig, role: str) -> None:
     for key, name in wanted_columns(config).items():
         if key == "data.columns.label" and role == "test":
             continue  # its answers may be kept by others; `prepare` leaves it out then
-        if present is not None and name.split(".")[0] not in present:
+        if present is not None and top_column(name, present) not in present:
             hint = nearest_of(name, present)
             header = "; files without a heading need data.header" if is_guess(present, config) else ""
             raise UserError(f"{key} is {name!r}, but the {role} split has the columns {', '.join(present)}{hint}{header}")
+
+
+def top_column(name: str, present: list[str]) -> str:
+    """The column that holds what is meant: a dot reaches into it, unless the name has a dot itself."""
+    return name if name in present else name.split(".")[0]
 
 
 def is_guess(present: list[str], config: RunConfig) -> bool:
@@ -404,7 +438,17 @@ def texts(batch: dict[str, list], name: str) -> list[str]:
         if isinstance(value, dict | list):
             hint = f"; did you mean '{name}.{next(iter(value))}'?" if isinstance(value, dict) and value else ""
             raise UserError(f"the column {name!r} holds {type(value).__name__}s, not texts{hint}")
-    return [value if isinstance(value, str) else str(value) for value in values]
+    return [value if isinstance(value, str) else written(value) for value in values]
+
+
+def written(value: Any) -> str:
+    """A value that is no text as one; what JSON calls a text and looks like a date comes as a date.
+
+    >>> written(7), written(datetime(2024, 1, 1)), written(datetime(2024, 1, 1, 9))
+    ('7', '2024-01-01', '2024-01-01 09:00:00')
+    """
+    is_date = isinstance(value, datetime) and value.time() == time()
+    return str(value.date() if is_date else value)
 
 
 def all_texts(rows: Rows, names: list[str], batch_size: int = 1000) -> Iterator[str]:

@@ -16,10 +16,10 @@ from .batches import Examples, Padding, change_of
 from .config import RunConfig
 from .data import check_columns, find_sources, is_language_model, read_sources
 from .errors import UserError
-from .metrics import confusion, translation_metrics
+from .metrics import confusion, own_metrics, translation_metrics
 from .model import MODELS, max_length
 from .prepare import prepare
-from .run import open_run, write_text
+from .run import RunFolder, open_run, write_text
 from .tokens import counted, packed, tokenize
 from .train import by_length, quiet_libraries
 from .trainer import LinformerTrainer
@@ -41,10 +41,13 @@ def evaluate(
     with tempfile.TemporaryDirectory() as temporary:
         if data is None:
             with state.main_process_first():
-                rows, counts = prepared_rows(config, split, tokenizer, labels, console)
+                rows, counts = prepared_rows(run, config, split, tokenizer, labels, console)
         else:
-            rows, counts = rows_of_file(config, data, tokenizer, labels, Path(temporary))
-        metrics: dict[str, Any] = {"split": split if data is None else None, "data": data or config.data.path, "rows": len(rows)}
+            # the model that the run has started from may be gone
+            length = {"max_position_embeddings": model.config.max_position_embeddings}
+            rows, counts = rows_of_file(replace(config, model=length), data, tokenizer, labels, Path(temporary))
+        named = data or config.data.path or config.data.generated
+        metrics: dict[str, Any] = {"split": split if data is None else None, "data": named, "rows": len(rows)}
         metrics |= measure(config, model, tokenizer, rows, labels)
         metrics["cut_texts"] = 0 if is_language_model(config.task) else counts["length"]["cut_texts"]
         if config.task == "translation":
@@ -84,13 +87,15 @@ def labels_of_model(model: PreTrainedModel) -> list[str]:
 
 
 def prepared_rows(
-    config: RunConfig, split: str, tokenizer: PreTrainedTokenizerFast, labels: list[str], console: Console
+    run: RunFolder, config: RunConfig, split: str, tokenizer: PreTrainedTokenizerFast, labels: list[str], console: Console
 ) -> tuple[Any, dict[str, Any]]:
     """A split of the run's own data."""
     prepared = prepare(config, console)
-    if prepared.tokenizer.get_vocab() != tokenizer.get_vocab() or prepared.labels != labels:
+    trained_with = json.loads(run.data.read_text(encoding="utf-8"))["splits"]
+    is_changed = split in trained_with and prepared.summary["splits"].get(split) != trained_with[split]
+    if is_changed or prepared.tokenizer.get_vocab() != tokenizer.get_vocab() or prepared.labels != labels:
         raise UserError(
-            f"{config.data.path} has changed since the run was trained: other tokens or labels follow from it now; "
+            f"{config.data.path} has changed since the run was trained: other examples, tokens or labels follow from it now; "
             "evaluate on a file with --data"
         )
     if split not in prepared.splits:
@@ -118,7 +123,11 @@ def rows_of_file(
     check_columns(rows, config, "given")
     tokens = tokenize(rows, config, tokenizer, labels, "evaluation")
     counts = counted(tokens, max_length(config))
-    return (packed(tokens, max_length(config), temporary / "packed.arrow") if is_language_model(config.task) else tokens), counts
+    if is_language_model(config.task):
+        tokens = packed(tokens, max_length(config), temporary / "packed.arrow")
+    if len(tokens) == 0:
+        raise UserError(f"{data} has no text at all")
+    return tokens, counts
 
 
 def measure(
@@ -137,8 +146,7 @@ def measure(
     )
     trainer = LinformerTrainer(config=config, keep=1, model=model, args=arguments, data_collator=Padding(tokenizer.pad_token_id))
     output = trainer.predict(Examples(by_length(rows), change_of(config, tokenizer), config.seed))
-    unwanted = ("test_runtime", "test_samples_per_second", "test_steps_per_second", "test_model_preparation_time")
-    metrics: dict[str, Any] = {name.removeprefix("test_"): value for name, value in output.metrics.items() if name not in unwanted}
+    metrics = own_metrics(output.metrics, "test_")
     if config.task == "classification":
         matrix = confusion(output.predictions.argmax(axis=1), output.label_ids, len(labels))
         metrics |= {"labels": labels, "confusion": matrix.tolist()}

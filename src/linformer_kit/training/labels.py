@@ -5,14 +5,15 @@ import re
 import datasets
 
 from .config import RunConfig
-from .data import Rows, column, texts
+from .data import Rows, column, texts, top_column
 from .errors import UserError
 
 
 def label_names(rows: Rows, config: RunConfig) -> list[str]:
     """The classes of the training split, numbers in the order of numbers."""
     name, names = config.data.columns.label, class_names(rows, config)
-    found = {label for batch in rows.select_columns(name.split(".")[0]).iter(10_000) for label in labels_of(batch, name, names)}
+    batches = rows.select_columns(top_column(name, rows.column_names)).iter(10_000)
+    found = {label for batch in batches for label in labels_of(batch, name, names)}
     if len(found) < 2:
         raise UserError(
             f"the training split has only one label, {', '.join(map(repr, found))}, in the column {name!r}: "
@@ -44,7 +45,7 @@ def class_names(rows: Rows, config: RunConfig) -> list[str] | None:
 
 
 def has_no_labels(rows: datasets.Dataset, config: RunConfig) -> bool:
-    """Whether there is no such column, or all it holds is -1, as in test splits whose answers are kept secret."""
+    """Whether there is no such column, or all it holds is -1 or nothing, as in test splits whose answers are kept secret."""
     name = config.data.columns.label
-    first = name.split(".")[0]
-    return first not in rows.column_names or (name == first and set(rows.unique(name)) == {-1})
+    column = top_column(name, rows.column_names)
+    return column not in rows.column_names or (name == column and set(rows.unique(name)) <= {-1, "-1", "", None})

@@ -79,3 +79,14 @@ def translation_metrics(hypotheses: list[str], references: list[str]) -> dict[st
         "chrf_signature": str(chrf.get_signature()),
         "sentences": len(hypotheses),
     }
+
+
+def own_metrics(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """What we have measured, out of what `Trainer` reports.
+
+    >>> own_metrics({"eval_loss": 0.5, "eval_runtime": 3.0, "epoch": 1.0}, "eval_")
+    {'loss': 0.5}
+    """
+    of_the_machine = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    found = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+    return {name: value for name, value in found.items() if name not in of_the_machine}

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ..models.configuration_linformer import LinformerConfig
@@ -61,6 +62,9 @@ def load_start(config: RunConfig, tokenizer: PreTrainedTokenizerFast, model_clas
             f"model.from is {source!r}, a {found_class(source)}, which has no weights for {', '.join(body[:2])} … "
             f"of a {model_class.__name__}, the model of {config.task}; start from a run of a like task"
         )
+    if "id2label" in derived and LinformerConfig.from_pretrained(source).id2label != derived["id2label"]:
+        nn.init.normal_(model.classifier.weight, std=model.config.initializer_range)  # even if it has as many labels as before
+        nn.init.zeros_(model.classifier.bias)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"model.from is {source!r}, which knows {model.config.vocab_size} tokens, but the tokenizer has {len(tokenizer)}; "

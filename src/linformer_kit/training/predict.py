@@ -3,7 +3,7 @@
 import io
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 
 from .batches import stacked
 from .config import RunConfig
-from .data import FORMATS, Source, all_texts, check_files, format_of, open_plain, read_sources, suffix_of
+from .data import FORMATS, Source, all_texts, check_files, format_of, open_plain, read_sources, suffix_of, top_column, without_mark
 from .errors import UserError
 from .evaluate import labels_of_model, load_run
 from .run import open_run
@@ -96,9 +96,10 @@ class Predictor:
         mask_token = self.tokenizer.mask_token
         ids, lengths = ended(self.tokenizer, [each.text for each in batch], self.longest)
         self.tell_cut(lengths, self.longest)
-        for each, row in zip(batch, ids, strict=True):
+        for place, (each, row) in enumerate(zip(batch, ids, strict=True), start=self.count + 1):
             if self.tokenizer.mask_token_id not in row:
-                raise UserError(f"{each.text[:60]!r} has nothing to fill in; write {mask_token} where a token is to be guessed")
+                hint = "it was cut" if mask_token in each.text else f"write {mask_token} where a token is to be guessed"
+                self.warn(f"Warning: input {place} has nothing to fill in; {hint}")
         logits = self.model(self.tensor(ids), attention_mask=self.mask(ids)).logits.float()
         for each, row, scores in zip(batch, ids, logits, strict=True):
             masks, filled = [], list(row)
@@ -163,7 +164,11 @@ def shown(each: Input) -> dict[str, str]:
 
 
 def as_text(answer: dict[str, Any]) -> str:
-    """An answer in one line."""
+    """An answer in one line; what it holds of line breaks, only JSON shows."""
+    return re.sub(r"[\r\n]+", " ", line_of(answer))
+
+
+def line_of(answer: dict[str, Any]) -> str:
     if "label" in answer:
         shares = sorted(answer["probabilities"].items(), key=lambda item: -item[1])
         return f"{answer['label']}\t" + " ".join(f"{label}={share:.4f}" for label, share in shares[:5])
@@ -188,7 +193,13 @@ def read_inputs(given: list[str], per: str | None, config: RunConfig) -> Iterato
         return
     for each in given:
         path = Path(each)
-        if is_file(path):
+        if each == "-":
+            raise UserError("- is standard input, which cannot be given beside other inputs")
+        if not is_unicode(each):
+            raise UserError(f"{each!r} is not text in the encoding of this terminal; give it as a file")
+        if len(path.parts) > 1 and is_there(path.is_dir):  # without a separator it may be a text
+            raise UserError(f"{path} is a folder; give its files")
+        if is_there(path.is_file):
             yield from inputs_of_file(path, per, config)
         elif suffix_of(path) in FORMATS and not re.search(r"\s", each):  # hardly a text
             raise UserError(f"there is no file {each!r}; give a text, a file, or something on standard input")
@@ -196,9 +207,15 @@ def read_inputs(given: list[str], per: str | None, config: RunConfig) -> Iterato
             yield split_pair(each, config)
 
 
-def is_file(path: Path) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a text is one: bytes that are none come from the command line as halves of surrogate pairs."""
+    return not re.search("[\ud800-\udfff]", text)
+
+
+def is_there(question: Callable[[], bool]) -> bool:
+    """What a path answers; no, if it cannot be one."""
     try:
-        return path.is_file()
+        return question()
     except (OSError, ValueError):  # a text may be too long for a name, or hold a zero byte
         return False
 
@@ -206,14 +223,14 @@ def is_file(path: Path) -> bool:
 def inputs_of_file(path: Path, per: str, config: RunConfig) -> Iterator[Input]:
     """One input per line, per row of a table, or one for the whole file."""
     check_files(Source((path,), ""))
-    kind = FORMATS.get(suffix_of(path), "text")
+    kind = FORMATS.get(suffix_of(path), "text" if config.data.format == "auto" else config.data.format)
     if per == "line" and kind in ("jsonl", "csv", "tsv", "parquet"):
         columns = config.data.columns
         name = columns.source if config.task == "translation" else columns.text
         data = replace(config.data, streaming=False)
         rows: Any = read_sources([Source((path,), format_of(path, data))], data, "file")
         for wanted in (name, columns.pair or name):
-            if wanted.split(".")[0] not in rows.column_names:
+            if top_column(wanted, rows.column_names) not in rows.column_names:
                 raise UserError(f"{path} has no column {wanted!r}; it has {', '.join(rows.column_names)}")
         pairs = iter(all_texts(rows, [columns.pair])) if columns.pair else None
         yield from (Input(text, next(pairs) if pairs else None) for text in all_texts(rows, [name]))
@@ -225,7 +242,7 @@ def inputs_of_file(path: Path, per: str, config: RunConfig) -> Iterator[Input]:
 def inputs_of_stream(stream: IO[bytes], name: str, per: str, config: RunConfig) -> Iterator[Input]:
     """One input per line as it comes, or one for everything, in the encoding of the run's data."""
     # the ends of lines are those of training, not also the other ones that str.splitlines knows
-    file = io.TextIOWrapper(stream, encoding=config.data.encoding)
+    file = io.TextIOWrapper(stream, encoding=without_mark(config.data.encoding))
     try:
         if per == "file":
             yield split_pair(file.read(), config)

@@ -22,17 +22,18 @@ from rich.table import Column, Table
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from . import listops
+from .batches import lengths_of
 from .config import RunConfig
 from .curves import draw_lengths
-from .data import Rows, all_texts, find_sources, is_language_model, read_splits, readable, wanted_columns
+from .data import Rows, all_texts, describe_sources, find_sources, is_language_model, read_splits, readable, wanted_columns
 from .errors import UserError
 from .labels import has_no_labels, label_names
 from .model import max_length
 from .tokenizer import load_tokenizer, train_tokenizer
-from .tokens import counted, digest, packed, stream, tokenize
+from .tokens import counted, digest, few_of, packed, stream, tokenize
 
 # raise it when what is written changes, so that nobody reads what an older version has prepared
-FORMAT = 2
+FORMAT = 3
 # of a stream, a tokenizer learns from the first texts only
 TOKENIZER_EXAMPLES = 200_000
 
@@ -156,7 +157,7 @@ def identity(path: Path) -> tuple[str, int, int]:
 
 def build(config: RunConfig, folder: Path, console: Console) -> None:
     """Write tokenizer, splits and summary."""
-    console.print("Reading the data …", markup=False)
+    console.print(f"Reading the data … {describe_sources(config)}", markup=False, highlight=False, soft_wrap=True)
     splits = read_splits(config)
     labels = label_names(splits["train"], config) if config.task == "classification" else []
     tokenizer = make_tokenizer(config, splits["train"], console)
@@ -177,8 +178,8 @@ def build(config: RunConfig, folder: Path, console: Console) -> None:
             continue
         console.print(f"Tokenizing {role}: {len(rows):,} rows …", markup=False)
         tokens = tokenize(rows, config, tokenizer, labels, role)
-        if config.task == "translation" and len(tokens) < len(rows):
-            console.print(f"{len(rows) - len(tokens):,} pairs with nothing on one side are left out.", markup=False)
+        for remark in remarks(config, rows, tokens, tokenizer):
+            console.print(remark, style="yellow", markup=False)
         summary["splits"][role] = counted(tokens, max_length(config))
         if is_language_model(config.task):
             tokens = packed(tokens, max_length(config), folder / f"{role}.arrow")
@@ -188,6 +189,16 @@ def build(config: RunConfig, folder: Path, console: Console) -> None:
         (folder / f"{role}.arrow").unlink(missing_ok=True)
         summary["splits"][role] |= {"examples": len(tokens), "digest": digest(tokens)}
     (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def remarks(config: RunConfig, rows: Any, tokens: Any, tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """What a person may not have known of the rows of a split."""
+    if config.task == "translation" and len(tokens) < len(rows):
+        yield f"{len(rows) - len(tokens):,} pairs with nothing on one side are left out."
+    if config.task == "classification":
+        empty = int((lengths_of(tokens) <= tokenizer.num_special_tokens_to_add()).sum())
+        if empty:
+            yield f"{empty:,} of the texts are empty."
 
 
 def make_tokenizer(config: RunConfig, rows: Rows, console: Console) -> PreTrainedTokenizerFast:
@@ -221,6 +232,8 @@ def show(config: RunConfig, console: Console | None = None) -> None:
                 cut = "packed" if is_language_model(config.task) else f"{counts['cut_texts']:,}"
                 table.add_row(role if name == "length" else "  target", *(f"{number:,}" for number in numbers), cut)
     console.print(table)
+    if prepared.labels:
+        console.print(f"Labels: {few_of(prepared.labels)}", highlight=False, markup=False, soft_wrap=True)
     first = prepared.summary["splits"].get("train") or prepared.summary["splits"]["validation"]
     console.print("Tokens per text", highlight=False)
     for line in bars(first["length"]["histogram"]):

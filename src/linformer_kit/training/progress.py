@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .curves import draw_curves
+from .metrics import own_metrics
 from .run import RunFolder, write_text
 
 # where no bar can be drawn, a line is printed no more often than this
@@ -46,12 +47,7 @@ class MetricsFile(TrainerCallback):
 
 def validation_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics of an evaluation under our names."""
-    unwanted = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time")
-    return {
-        f"validation_{name.removeprefix('eval_')}": value
-        for name, value in metrics.items()
-        if name.startswith("eval_") and name not in unwanted
-    }
+    return {f"validation_{name}": value for name, value in own_metrics(metrics, "eval_").items()}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

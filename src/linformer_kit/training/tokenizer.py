@@ -103,7 +103,9 @@ def train_words(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     trainer = trainers.WordLevelTrainer(
         vocab_size=config.vocab_size, min_frequency=config.min_frequency, special_tokens=SPECIAL, show_progress=False
     )
-    tokenizer.train_from_iterator(lowercase_if(config, texts), trainer)
+    # a word that is written like a special token is that token; the trainer would count it a second time
+    plain = (" ".join(word for word in text.split() if word not in SPECIAL) for text in lowercase_if(config, texts))
+    tokenizer.train_from_iterator(plain, trainer)
     return tokenizer
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def tokenized_batch(
         for name in found:
             if name not in numbers:
                 raise UserError(
-                    f"the {role} split has the label {name!r}, which the training split does not have; it has {', '.join(numbers)}"
+                    f"the {role} split has the label {name!r}, which the training split does not have; it has {few_of(numbers)}"
                 )
         pairs = texts(batch, columns.pair) if columns.pair else None
         encoded = classified_texts(tokenizer, texts(batch, columns.text), pairs, longest)
@@ -76,6 +76,16 @@ def tokenized_batch(
         return rows if role == "train" else {**rows, "source": sources, "target": targets}
     ids, lengths = ended(tokenizer, [text for text in texts(batch, columns.text) if text.strip()], None)
     return {"input_ids": ids, "length": lengths}
+
+
+def few_of(names: Iterable[str], most: int = 10) -> str:
+    """The first names, and how many more there are.
+
+    >>> few_of("abc"), few_of("abc", most=2)
+    ('a, b, c', 'a, b and 1 more')
+    """
+    first, more = list(names)[:most], len(list(names)) - most
+    return ", ".join(first) + (f" and {more:,} more" if more > 0 else "")
 
 
 # whole texts
@@ -194,9 +204,9 @@ def stream(config: RunConfig, tokenizer: PreTrainedTokenizerFast, rows: datasets
 
 
 def packed_batch(batch: dict[str, list], length: int) -> dict[str, list]:
-    """A thousand texts as pieces of `length` tokens; their last, shorter piece is left out, as the stream has more."""
+    """A thousand texts as pieces of `length` tokens; the last piece may be shorter."""
     tables = blocks((np.asarray(ids, np.int32) for ids in batch["input_ids"]), length)
-    return {"input_ids": [row for table in tables for row in table.column("input_ids").to_pylist() if len(row) == length]}
+    return {"input_ids": [row for table in tables for row in table.column("input_ids").to_pylist()]}
 
 
 def blocks(arrays: Iterator[np.ndarray], length: int) -> Iterator[pa.Table]:

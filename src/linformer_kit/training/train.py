@@ -23,7 +23,7 @@ from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
 from .announce import announce
 from .arguments import is_on_gpu, training_arguments
-from .batches import Examples, Padding, Stream, change_of
+from .batches import Examples, Padding, Stream, change_of, lengths_of
 from .checkpoint import PREFIX, damage, latest_whole, not_written, remove_beyond, step_of, written_whole
 from .config import RunConfig
 from .errors import Stopped, UserError
@@ -33,7 +33,7 @@ from .prepare import Prepared, prepare
 from .progress import Bar, MetricsFile, in_words, validation_metrics
 from .run import RunFolder, write_text
 from .trainer import Flow, Interrupted, LinformerTrainer, evaluation_is_due
-from .translate import translate_rows
+from .translate import batch_size_of, translations
 
 # a stream has no epochs to evaluate after
 STREAM_EVALUATES_EVERY = 1000
@@ -124,7 +124,7 @@ def steps_per_epoch(examples: int, config: RunConfig) -> int:
 
 def by_length(rows: Any) -> Any:
     """Rows with the longest first: little padding, and what does not fit into memory fails at once."""
-    return rows.select(np.argsort(-np.asarray(rows["length"][:]), kind="stable")) if "length" in rows.column_names else rows
+    return rows.select(np.argsort(-lengths_of(rows), kind="stable"))
 
 
 # running it
@@ -197,7 +197,10 @@ def finish(
     model = MODELS[config.task].from_pretrained(best)
     metrics = validation_metrics(evaluation)
     if config.task == "translation":
-        hypotheses, references = translate_rows(model.to(trainer.args.device), prepared, config, "validation", console)
+        rows = prepared.splits["validation"]
+        hypotheses, references = translations(
+            model.to(trainer.args.device), prepared.tokenizer, rows, batch_size_of(config), console
+        )
         metrics |= {f"validation_{name}": value for name, value in translation_metrics(hypotheses, references).items()}
     if trainer.args.should_save:
         with written_whole(run.model) as unfinished:

@@ -11,14 +11,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from .batches import stacked
 from .config import RunConfig
-from .prepare import Prepared
-
-
-def translate_rows(
-    model: PreTrainedModel, prepared: Prepared, config: RunConfig, split: str, console: Console, beams: int = 1
-) -> tuple[list[str], list[str]]:
-    """(translations, references) of a prepared split, in its order; several processes share the work."""
-    return translations(model, prepared.tokenizer, prepared.splits[split], batch_size_of(config), console, beams)
 
 
 def batch_size_of(config: RunConfig) -> int:

@@ -11,7 +11,7 @@ Traceback (most recent call last):
 linformer_kit.training.errors.UserError: garden.trees is 0; it must be at least 1
 """
 
-import math
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -31,6 +31,7 @@ class Bounds(NamedTuple):
 AT_LEAST_1 = Bounds("at least 1", lambda number: number >= 1)
 POSITIVE = Bounds("larger than 0", lambda number: number > 0)
 NOT_NEGATIVE = Bounds("at least 0", lambda number: number >= 0)
+SEED = Bounds("at least 0 and less than 4 billion", lambda number: 0 <= number < 4_000_000_000)  # the others' is 2³²
 SHARE = Bounds("at least 0 and less than 1", lambda number: 0 <= number < 1)
 
 
@@ -56,7 +57,7 @@ def converted(value: Any, kind: Any, path: str) -> Any:
         return [converted(item, get_args(kind)[0], f"{path}[{index}]") for index, item in enumerate(value)]
     if origin is dict and (value is None or isinstance(value, dict)):
         return value or {}
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max
     if kind is float and is_number:
         return float(value)
     if kind is int and is_number and value == int(value):  # 1e5 is a whole number
