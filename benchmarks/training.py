@@ -92,6 +92,7 @@ from linformer_kit.training import (
     model,
     prepare,
     progress,
+    sources,
     tokenizer,
     tokens,
     train,
@@ -618,7 +619,22 @@ def rate(amount: float, timing: Timing, unit: str) -> dict[str, object]:
 
 def dependencies(source: Path | None) -> dict[str, str]:
     """What the numbers depend on: times of different code, or of different data, must not be mixed."""
-    modules = (arguments, batches, checkpoint, data, labels, metrics, model, prepare, progress, tokenizer, tokens, train, trainer)
+    modules = (
+        arguments,
+        batches,
+        checkpoint,
+        data,
+        labels,
+        metrics,
+        model,
+        prepare,
+        progress,
+        sources,
+        tokenizer,
+        tokens,
+        train,
+        trainer,
+    )
     return {
         LINFORMER: peer_versions()[LINFORMER],
         **{name: metadata.version(name) for name in ("accelerate", "datasets", "tokenizers")},

@@ -32,8 +32,9 @@ from training_zoo import (
 from transformers import AutoTokenizer
 
 from linformer_kit.training.config import load_config
-from linformer_kit.training.data import find_sources, read_sources, read_splits
+from linformer_kit.training.data import read_sources, read_splits
 from linformer_kit.training.prepare import prepare
+from linformer_kit.training.sources import find_sources
 from linformer_kit.training.tokenizer import SPECIAL
 from linformer_kit.training.tokens import classified_texts, ended, few_at_a_time
 

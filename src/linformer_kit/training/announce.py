@@ -60,7 +60,7 @@ def describe_split(rows: Any, counts: dict[str, Any] | None) -> str:
     for name, what in (("length", "tokens"), ("target_length", "target tokens")):
         if name in counts:
             parts.append(f"{counts[name]['tokens']:,} {what}")
-            if counts[name]["cut_texts"] and "input_ids" in rows.column_names and "length" in rows.column_names:
+            if counts[name]["cut_texts"] and name in rows.column_names:  # packed texts are not cut
                 parts.append(f"{counts[name]['cut_texts']:,} texts cut, losing {counts[name]['cut_tokens']:,}")
     return ", ".join(parts)
 

@@ -14,12 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArgum
 from .arguments import is_on_gpu
 from .batches import Examples, Padding, change_of
 from .config import RunConfig
-from .data import check_columns, find_sources, is_language_model, read_sources
+from .data import check_columns, is_language_model, read_sources
 from .errors import UserError
 from .metrics import confusion, own_metrics, translation_metrics
 from .model import MODELS, max_length
 from .prepare import prepare
 from .run import RunFolder, open_run, write_text
+from .sources import find_sources
 from .tokens import counted, packed, tokenize
 from .train import by_length, quiet_libraries
 from .trainer import LinformerTrainer

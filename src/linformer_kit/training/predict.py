@@ -13,10 +13,11 @@ import torch
 
 from .batches import stacked
 from .config import RunConfig
-from .data import FORMATS, Source, all_texts, check_files, format_of, open_plain, read_sources, suffix_of, top_column, without_mark
+from .data import all_texts, check_files, open_plain, read_sources, top_column, without_mark
 from .errors import UserError
 from .evaluate import labels_of_model, load_run
 from .run import open_run
+from .sources import FORMATS, Source, format_of, suffix_of
 from .tokens import classified_texts, ended
 from .train import quiet_libraries
 from .translate import generate

@@ -25,10 +25,11 @@ from . import listops
 from .batches import lengths_of
 from .config import RunConfig
 from .curves import draw_lengths
-from .data import Rows, all_texts, describe_sources, find_sources, is_language_model, read_splits, readable, wanted_columns
+from .data import Rows, all_texts, is_language_model, read_splits, readable, wanted_columns
 from .errors import UserError
 from .labels import has_no_labels, label_names
 from .model import max_length
+from .sources import describe_sources, find_sources
 from .tokenizer import load_tokenizer, train_tokenizer
 from .tokens import counted, digest, few_of, packed, stream, tokenize
 

@@ -31,7 +31,9 @@ class Bounds(NamedTuple):
 AT_LEAST_1 = Bounds("at least 1", lambda number: number >= 1)
 POSITIVE = Bounds("larger than 0", lambda number: number > 0)
 NOT_NEGATIVE = Bounds("at least 0", lambda number: number >= 0)
-SEED = Bounds("at least 0 and less than 4 billion", lambda number: 0 <= number < 4_000_000_000)  # the others' is 2³²
+SEED = Bounds(
+    "at least 0 and less than 4 billion", lambda number: 0 <= number < 4_000_000_000
+)  # below 2³², the limit of NumPy, to which ranks are added
 SHARE = Bounds("at least 0 and less than 1", lambda number: 0 <= number < 1)
 
 

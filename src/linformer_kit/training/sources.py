@@ -1,0 +1,154 @@
+"""Finding: which files lie behind `data.path`, in which format, and for which split."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from ..models.validation_linformer import nearest_of
+from .config import DataConfig, RunConfig
+from .errors import UserError
+
+FORMATS = {
+    ".txt": "text",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+# what people call their splits
+ALIASES = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one split; `label`, if given, is the class of all of them, after the folder they lie in."""
+
+    files: tuple[Path, ...]
+    format: str
+    label: str | None = None
+
+
+def find_sources(data: DataConfig, task: str) -> dict[str, list[Source]] | None:
+    """The local files of each split; None if `data.path` is not on this machine and so must be a name on the hub."""
+    assert data.path is not None
+    path = Path(data.path).expanduser()
+    if path.is_file():
+        return {data.train: [Source((path,), format_of(path, data))]}
+    if not path.is_dir():
+        looks_local = path.is_absolute() or data.path.startswith((".", "~")) or len(path.parts) > 2 or suffix_of(path) in FORMATS
+        if looks_local:
+            raise UserError(f"data.path is {data.path!r}: there is no such file or folder")
+        return None
+    found = {}
+    for split, names in (*ALIASES.items(), (data.train, (data.train,)), (data.validation, ()), (data.test, ())):
+        if split is not None and (sources := sources_of_split(path, (*names, split), data, task)):
+            found[split] = sources
+    if not found and (sources := sources_in(path, data, task)):  # no file is named after a split: all are for training
+        found[data.train] = sources
+    if not found:
+        raise UserError(
+            f"data.path is {data.path!r}: the folder holds no files of the kinds {', '.join(FORMATS)} (or these with .gz)"
+        )
+    return found
+
+
+def sources_of_split(folder: Path, names: tuple[str, ...], data: DataConfig, task: str) -> list[Source]:
+    """The files that are named after a split, such as train.jsonl.gz, Train-00000.parquet, imdb_test.csv or all of train/."""
+    for below in sorted(folder.iterdir()):
+        if below.is_dir() and (below.name in names or below.name.lower() in names):
+            return sources_in(below, data, task)
+    files = [path for path in data_files(folder, data) if split_named_by(path, data) in names]
+    return [Source(tuple(files), one_format(files, folder, data))] if files else []
+
+
+def split_named_by(path: Path, data: DataConfig) -> str | None:
+    """The name of a split that a file's name is, begins with or ends in."""
+    known = {data.train, data.validation, data.test, *chain(*ALIASES.values())}
+    stem = path.name.split(".")[0]
+    words = re.split("[-_]", stem)
+    return next((word for each in (stem, words[0], words[-1]) for word in (each, each.lower()) if word in known), None)
+
+
+def sources_in(folder: Path, data: DataConfig, task: str) -> list[Source]:
+    """All files of a folder; for classification, a sub-folder of text files is a class."""
+    files = data_files(folder, data)
+    below = {path.name: data_files(path, data) for path in sorted(folder.iterdir()) if path.is_dir()}
+    by_class = {name: found for name, found in below.items() if found}
+    # lists of what there is may lie beside the folders of two classes and more
+    if task == "classification" and len(by_class) > (1 if files else 0) and only_text(chain(*by_class.values()), data):
+        return [Source(tuple(found), "text", label) for label, found in by_class.items()]
+    if files:
+        return [Source(tuple(files), one_format(files, folder, data))]
+    files = [path for deeper in sorted(folder.rglob("*")) if deeper.is_dir() for path in data_files(deeper, data)]
+    return [Source(tuple(files), one_format(files, folder, data))] if files else []
+
+
+def only_text(files: Iterable[Path], data: DataConfig) -> bool:
+    return all(format_of(path, data) == "text" for path in files)
+
+
+def one_format(files: list[Path], folder: Path, data: DataConfig) -> str:
+    """The format that all of some files have."""
+    formats = {format_of(path, data) for path in files}
+    if len(formats) > 1:
+        raise UserError(f"{folder} holds files of several kinds ({', '.join(sorted(formats))}); keep one, or set data.format")
+    return formats.pop()
+
+
+def data_files(folder: Path, data: DataConfig) -> list[Path]:
+    """The files of a folder that can be read, by name."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not path.name.startswith(".") and (suffix_of(path) in FORMATS or data.format != "auto")
+        if path.suffix != ".md"
+    ]
+
+
+def suffix_of(path: Path) -> str:
+    """The ending that tells the format, behind which `.gz` may stand."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
+def format_of(path: Path, data: DataConfig) -> str:
+    """How a file is to be read."""
+    if data.format != "auto":
+        return data.format
+    if suffix_of(path) not in FORMATS:
+        raise UserError(f"{path}: the ending does not tell the format; allowed: {', '.join(FORMATS)}, or set data.format")
+    if path.suffix == ".gz" and suffix_of(path) == ".parquet":
+        raise UserError(f"{path}: Parquet is compressed by itself and not read from inside gzip; unpack it with gunzip")
+    return FORMATS[suffix_of(path)]
+
+
+# what they are for
+
+
+def split_roles(data: DataConfig, found: list[str]) -> dict[str, str]:
+    """Which of the splits that were found is for what."""
+    roles = {}
+    for role, wanted in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        names = (wanted,) if wanted is not None else ALIASES[role]
+        present = [name for name in names if name in found]
+        if present:
+            roles[role] = present[0]
+        elif role == "train" or wanted is not None:
+            hint = nearest_of(wanted, found) or f"; there are {', '.join(found)}"
+            raise UserError(f"data.{role} is {wanted!r}, but {data.path!r} has no such split{hint}")
+    return roles
+
+
+def describe_sources(config: RunConfig) -> str:
+    """Which file is for what."""
+    sources = find_sources(config.data, config.task)
+    if sources is None:
+        return f"{config.data.path} on the hub"
+    parts = []
+    for role, split in split_roles(config.data, list(sources)).items():
+        first, *others = [path.name for source in sources[split] for path in source.files]
+        parts.append(f"{role}: {first}" + (f" and {len(others):,} more" if others else ""))
+    return ", ".join(parts)
