@@ -13,6 +13,9 @@ from training_zoo import TASKS, Trained, linformer, write_data, yaml_for
 settings.register_profile("linformer", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("linformer")
 
+# Keras in this process: PyTorch is here already; tests/on_each_backend runs on all of them, in processes of their own
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
 
 class TorchRandom:
     """Lets hypothesis seed torch before each example, so that a failing one can be replayed."""

@@ -5,15 +5,16 @@ from functools import partial
 import torch
 
 from linformer_kit import reference
+from linformer_kit.models import options_linformer as options
 from linformer_kit.models import projection_linformer as projections
 
-PROJECTIONS = projections.PROJECTIONS
+PROJECTIONS = options.PROJECTIONS
 WITHOUT_MATRICES = ("mean", "max", "none")
 # every pair that means something
 COMBINATIONS = [
     (projection, sharing)
     for projection in PROJECTIONS
-    for sharing in projections.SHARINGS
+    for sharing in options.SHARINGS
     if not (sharing == "none" and projection in WITHOUT_MATRICES)
 ]
 ANY_LENGTH = ("dynamic", "conv", "mean", "max", "none")

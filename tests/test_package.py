@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "bench": {"bench", "models", "__init__"},
     "training": {"training", "models"},
     "demo": {"demo", "training", "bench", "models"},
+    "keras": {"keras", "models", "__init__"},
     "reference": set(),
     "cli": {"training", "bench", "demo", "models", "__init__"},
     "__init__": {"models"},

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .multihead_linformer import MultiHeadLayer, can_be_taken_apart, linear_into, softmax_attention
+from .options_linformer import checked_options, positive_integer
 from .projection_linformer import DenseProjection, Projection, is_number, real_tokens_first, scaled
-from .validation_linformer import boolean_mask, check_features, checked_options, computed_dtype, positive_integer
+from .validation_linformer import boolean_mask, check_features, computed_dtype
 
 # queries attended to at once when no gradient is wanted: what is computed for them stays in the processor's cache
 QUERY_CHUNK = 1024

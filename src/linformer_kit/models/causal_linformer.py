@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .multihead_linformer import MultiHeadLayer, softmax_attention
+from .options_linformer import checked_options, positive_integer
 from .projection_linformer import NoProjection, Projection, is_number, real_positions, real_tokens_first, windows
-from .validation_linformer import boolean_mask, check_features, checked_options, positive_integer
+from .validation_linformer import boolean_mask, check_features
 
 # queries attended to at once, in whole blocks: enough for fast products, few enough to skip most of what they must not see
 QUERY_CHUNK = 128

@@ -9,8 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
-from .projection_linformer import check_projection_options
-from .validation_linformer import choice, nearest_of, positive_integer, probability
+from .options_linformer import check_projection_options, choice, nearest_of, positive_integer, probability
 
 POSITIONS = ("learned", "sinusoidal", "none")
 DECODER_ATTENTIONS = ("full", "causal")

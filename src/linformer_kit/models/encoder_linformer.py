@@ -9,17 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention_linformer import LinformerAttention
 from .multihead_linformer import can_be_taken_apart, linear_into
+from .options_linformer import boolean, checked_options, choice, positive_integer, probability
 from .projection_linformer import Projection, make_projection
-from .validation_linformer import (
-    boolean,
-    boolean_mask,
-    check_features,
-    checked_options,
-    choice,
-    computed_dtype,
-    positive_integer,
-    probability,
-)
+from .validation_linformer import boolean_mask, check_features, computed_dtype
 
 FEED_FORWARDS = ("gelu", "relu", "gated", "none")
 

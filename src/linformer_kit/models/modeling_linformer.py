@@ -31,6 +31,7 @@ from .causal_linformer import CausalLinformerAttention
 from .configuration_linformer import LinformerConfig
 from .encoder_linformer import feed_forward
 from .multihead_linformer import MultiHeadLayer
+from .options_linformer import positive_integer
 from .projection_linformer import Projection, at_least_float32, make_projection, repeated_rows
 from .validation_linformer import (
     can_read_values,
@@ -40,7 +41,6 @@ from .validation_linformer import (
     check_indices,
     check_spans,
     padding_mask,
-    positive_integer,
 )
 
 

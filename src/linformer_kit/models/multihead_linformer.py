@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .projection_linformer import Projection, check_projection_options, make_projection
-from .validation_linformer import boolean, positive_integer, probability
+from .options_linformer import boolean, check_projection_options, positive_integer, probability
+from .projection_linformer import Projection, make_projection
 
 
 def softmax_attention(

@@ -14,10 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .validation_linformer import boolean, checked_options, choice, positive_integer
-
-PROJECTIONS = ("linear", "dynamic", "conv", "mean", "max", "random", "none")
-SHARINGS = ("none", "headwise", "kv", "layerwise")
+from .options_linformer import check_projection_options, checked_options, positive_integer
 
 
 class Projected(NamedTuple):
@@ -404,25 +401,6 @@ class NoProjection(Projection):
 
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         return Projected(x_BNC[:, None], None if lengths_B is None else real_positions(x_BNC.shape[1], lengths_B))
-
-
-def check_projection_options(projection: str, max_length: int, projected_length: int, sharing: str, rescale: bool) -> None:
-    """Refuse unknown values, and combinations that mean nothing, with the reason."""
-    choice("projection", projection, PROJECTIONS)
-    choice("sharing", sharing, SHARINGS)
-    positive_integer("max_length", max_length)
-    positive_integer("projected_length", projected_length)
-    boolean("rescale", rescale)
-    if sharing == "none" and projection in ("mean", "max", "none"):
-        raise ValueError(
-            f"sharing='none' gives every head matrices of its own, but projection={projection!r} has no matrices; "
-            "use sharing='headwise', or a projection that has some: 'linear', 'dynamic', 'conv' or 'random'"
-        )
-    if rescale and projection in ("dynamic", "mean", "max", "none"):
-        raise ValueError(
-            f"rescale=True makes up for the rows of E that a short input leaves unused, but projection={projection!r} "
-            "uses none of a fixed length; drop rescale, or use projection='linear', 'random' or 'conv'"
-        )
 
 
 @checked_options

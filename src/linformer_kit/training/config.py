@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from ..models.validation_linformer import nearest_of
+from ..models.options_linformer import nearest_of
 from .errors import UserError
 from .typed import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, SEED, SHARE, converted, converted_field, describe, key_of, unknown_key
 

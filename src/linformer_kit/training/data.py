@@ -15,7 +15,7 @@ from typing import IO, Any, TypeAlias
 
 import datasets
 
-from ..models.validation_linformer import nearest_of
+from ..models.options_linformer import nearest_of
 from .config import DataConfig, RunConfig
 from .errors import UserError
 from .sources import Source, find_sources, split_roles, suffix_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from ..models.validation_linformer import nearest_of
+from ..models.options_linformer import nearest_of
 from .config import DataConfig, RunConfig
 from .errors import UserError
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from ..models.validation_linformer import nearest_of
+from ..models.options_linformer import nearest_of
 from .errors import UserError
 
 

@@ -1,0 +1,27 @@
+"""Linformer for Keras 3, on TensorFlow, JAX or PyTorch: whichever backend `KERAS_BACKEND` names."""
+
+try:
+    import keras  # noqa: F401 — to say what to install, before our modules want it
+except ImportError as error:
+    raise ImportError(
+        "Keras, or its backend, is not installed; pip install 'linformer-kit[keras]' for PyTorch, 'linformer-kit[tensorflow]' "
+        f"or 'linformer-kit[jax]' ({error})"
+    ) from error
+
+from .attention import LinearMultiHeadAttention
+from .models import Linformer, LinformerBackbone, LinformerCausalLM, LinformerMaskedLM
+from .options import Options
+from .seq2seq import LinformerSeq2Seq
+from .weights import from_torch, to_torch
+
+__all__ = [
+    "LinearMultiHeadAttention",
+    "Linformer",
+    "LinformerBackbone",
+    "LinformerCausalLM",
+    "LinformerMaskedLM",
+    "LinformerSeq2Seq",
+    "Options",
+    "from_torch",
+    "to_torch",
+]

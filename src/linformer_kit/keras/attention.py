@@ -1,0 +1,356 @@
+"""The equation, and the layer that takes the place of `keras.layers.MultiHeadAttention`.
+
+    keys_K   = Eᵀ X · W_K + b_K
+    values_K = Fᵀ X · W_V + b_V
+    out      = softmax(Q keys_Kᵀ / √D) values_K · W_O + b_O,    Q = X W_Q + b_Q
+
+Shortened first and multiplied with W_K and W_V after, so that these see K rows instead of N.
+
+Shapes: B batch, T queries, N tokens that give the keys, K projected length, M matrices, H heads, D head size, C model size.
+"""
+
+from math import prod
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from ..models.options_linformer import check_projection_options, plain_number, positive_integer
+from .checks import NOT_A_PADDING_MASK, check_features, check_length, key_padding, poison_unless
+from .projection import Projection, make_projection
+from .tokens import Tensor, real_positions, real_tokens_first, take_tokens, without_padding
+
+
+class KeysValues(NamedTuple):
+    """A context, projected: all that queries need to know of it."""
+
+    keys_BKHD: Tensor
+    values_BKHD: Tensor
+    present_BK: Tensor | None  # False at rows that take no part in the softmax
+
+
+@keras.saving.register_keras_serializable(package="linformer_kit")
+class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
+    """`keras.layers.MultiHeadAttention` at a cost linear in the length: keys and values are shortened to `projection_dim` rows.
+
+    >>> import numpy as np
+    >>> attention = LinearMultiHeadAttention(num_heads=4, key_dim=16, projection_dim=32)
+    >>> x = np.random.normal(size=(2, 1000, 64)).astype("float32")
+    >>> tuple(attention(x, x).shape)
+    (2, 1000, 64)
+    >>> mask = np.arange(1000) < [[1000], [300]]  # True at real tokens
+    >>> padded, alone = attention(x, x, value_mask=mask)[1, :300], attention(x[1:, :300], x[1:, :300])[0]
+    >>> bool(abs(keras.ops.convert_to_numpy(padded - alone)).max() < 1e-5)
+    True
+
+    It takes what `MultiHeadAttention` takes, and has its weights, under their names, and E and F beside them:
+
+    - `projection_dim`: K, how many rows keys and values are shortened to. None: ordinary attention, `MultiHeadAttention` itself.
+    - `projection`: "linear", "dynamic", "conv", "mean", "max" or "random". `rescale`: see docs/mathematics.md.
+    - `sharing`: "headwise" (E and F, for all heads), "kv" (E = F), "none" (E and F for each head), or "layerwise" (the one handed
+      in as `shared_projection` at every call).
+    - `max_length`: the longest input; by default the length of the first one.
+
+    Queries may not see different keys: `use_causal_mask` and `sliding_window` are refused, and so is an `attention_mask` that is
+    more than a mask of padding. `lengths` (B,) at a call stands for the mask of tokens that are padded at their end.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        projection_dim: int | None = 64,
+        *,
+        sharing: str = "headwise",
+        projection: str = "linear",
+        max_length: int | None = None,
+        rescale: bool = False,
+        attention_axes: int | tuple[int, ...] | None = None,
+        sliding_window: int | None = None,
+        **of_multi_head_attention: Any,
+    ):
+        super().__init__(plain_number(num_heads), plain_number(key_dim), sliding_window=sliding_window, **of_multi_head_attention)
+        self.projection_dim = plain_number(projection_dim)
+        self.sharing = sharing
+        self.projection_kind = projection
+        self.max_length = plain_number(max_length)
+        self.rescale = rescale
+        self.given_axes = attention_axes
+        self.projection: Projection | None = None
+        if max_length is not None:
+            positive_integer("max_length", max_length)
+        if projection_dim is None:
+            self._attention_axes = (attention_axes,) if isinstance(attention_axes, int) else attention_axes
+            return
+        positive_integer("projection_dim", projection_dim)
+        if projection == "none":
+            raise ValueError("projection is 'none'; for ordinary attention say projection_dim=None")
+        check_projection_options(projection, self.max_length or 1, self.projection_dim, sharing, rescale)
+        if sliding_window is not None:
+            raise ValueError(
+                f"sliding_window is {sliding_window}, but a shortened key stands for tokens all over the sequence: no window can "
+                "be cut out of them; leave it out, or use projection_dim=None"
+            )
+
+    def build(self, query_shape, value_shape, key_shape=None):
+        key_shape = value_shape if key_shape is None else key_shape
+        if self.projection_dim is None:
+            super().build(query_shape, value_shape, key_shape)
+            return
+        check_features("query", query_shape)
+        check_features("value", value_shape, len(query_shape))
+        check_features("key", key_shape, len(query_shape))
+        self.axes = self._sequence_axes(len(query_shape))
+        length = self._length(value_shape)
+        # the parent sees sequences only: other axes are folded away, its weights do not depend on them
+        flat = [(None, self._length(shape), shape[-1]) for shape in (query_shape, value_shape, key_shape)]
+        super().build(*flat)
+        if self.sharing != "layerwise":
+            self.projection = self.make_projection(value_shape[-1], key_shape[-1], length)
+            self.projection.build()
+
+    def make_projection(self, value_width: int, key_width: int, length: int | None) -> Projection:
+        """E and F of this layer."""
+        if self.max_length is None:
+            self.max_length = length
+        if self.max_length is None and self.projection_kind in ("linear", "random", "conv"):
+            raise ValueError(
+                f"the length of the keys is not known, and projection={self.projection_kind!r} is built for the longest input; "
+                "say which with max_length=, or use projection='dynamic', 'mean' or 'max'"
+            )
+        if key_width != value_width and self.projection_kind in ("dynamic", "conv"):
+            raise ValueError(
+                f"key has width {key_width} and value {value_width}, but projection={self.projection_kind!r} is built for one "
+                "width; use projection='linear', 'mean', 'max' or 'random'"
+            )
+        return make_projection(
+            self.projection_kind,
+            embed_dim=value_width,
+            max_length=self.max_length or 1,
+            projected_length=self.projection_dim or 1,
+            sharing=self.sharing,
+            num_heads=self.num_heads,
+            rescale=self.rescale,
+            dtype=self.dtype_policy,
+            name="projection",
+        )
+
+    def call(
+        self,
+        query,
+        value,
+        key=None,
+        query_mask=None,
+        value_mask=None,
+        key_mask=None,
+        attention_mask=None,
+        return_attention_scores=False,
+        training=None,
+        use_causal_mask=False,
+        lengths=None,
+        shared_projection=None,
+    ):
+        if self.projection_dim is None:
+            if lengths is not None:
+                real_B1N = ops.expand_dims(real_positions(ops.shape(value)[1], lengths), 1)
+                attention_mask = real_B1N if attention_mask is None else ops.logical_and(attention_mask, real_B1N)
+            return super().call(
+                query,
+                value,
+                key=key,
+                query_mask=query_mask,
+                value_mask=value_mask,
+                key_mask=key_mask,
+                attention_mask=attention_mask,
+                return_attention_scores=return_attention_scores,
+                training=training,
+                use_causal_mask=use_causal_mask,
+            )
+        self._check_call(query, value, key, attention_mask, use_causal_mask, lengths)
+        folded_query = self._fold(query)
+        tokens = [self._fold(x) for x in ([value] if key is None or key is value else [key, value])]
+        masks = [self._fold_mask(mask) for mask in (value_mask, key_mask) if mask is not None]
+        is_padding = None
+        if attention_mask is not None:
+            seen_BS, is_padding = key_padding("attention_mask", attention_mask, value.shape[1])
+            masks.append(seen_BS)
+        if masks:
+            shape = ops.shape(tokens[0])[:2]
+            mask_BN = ops.broadcast_to(ops.cast(masks[0], "bool"), shape)
+            for mask in masks[1:]:
+                mask_BN = ops.logical_and(mask_BN, ops.cast(mask, "bool"))
+            lengths, origin_BN, _ = real_tokens_first(mask_BN)
+            tokens = [take_tokens(x, origin_BN) for x in tokens]
+        context = self.project(tokens, lengths, shared_projection)
+        output, scores = self.attend(folded_query, context, training, return_attention_scores)
+        if is_padding is not None:
+            output = poison_unless(is_padding, output, f"the attention_mask {NOT_A_PADDING_MASK}")
+        output = self._unfold(output, query)
+        return (output, self._unfold_scores(scores, query)) if return_attention_scores else output
+
+    def project(self, tokens: list[Tensor], lengths_B: Tensor | None, shared_projection: Projection | None) -> KeysValues:
+        """Keys and values of tokens, the real ones first: one tensor for both, or one for each. Worth keeping for many queries."""
+        if self.projection_dim is None:
+            present_BN = None if lengths_B is None else real_positions(ops.shape(tokens[0])[1], lengths_B)
+            return KeysValues(self.key_dense(tokens[0]), self.value_dense(tokens[-1]), present_BN)
+        projection = self._projection(shared_projection)
+        # padding is zeroed before projecting: E mixes positions, a mask after it is too late
+        tokens = [without_padding(x, lengths_B) for x in tokens]
+        if len(tokens) == 1:
+            rows_BMKC, present_BK = projection(tokens[0], lengths_B)
+            key_rows, value_rows = rows_BMKC[:, projection.which("keys")], rows_BMKC[:, projection.which("values")]
+        else:
+            key_rows, present_BK = projection(tokens[0], lengths_B, part="keys")
+            value_rows, _ = projection(tokens[1], lengths_B, part="values")
+        keys_BKHD, values_BKHD = self._of_rows(self.key_dense, key_rows), self._of_rows(self.value_dense, value_rows)
+        if lengths_B is not None:  # who has nothing to attend to gets b_O
+            nothing_B = ops.equal(lengths_B, 0)
+            values_BKHD = ops.where(nothing_B[:, None, None, None], ops.zeros_like(values_BKHD), values_BKHD)
+            present_BK = None if present_BK is None else ops.logical_or(present_BK, nothing_B[:, None])
+        return KeysValues(keys_BKHD, values_BKHD, present_BK)
+
+    def attend(
+        self, query_BTC: Tensor, context: KeysValues, training: bool | None = None, need_scores: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """From (B, T, C) queries to what `project` has prepared; gives (B, T, C), and the (B, H, T, K) scores if needed."""
+        keys_BKHD, values_BKHD, present_BK = context
+        mask_B1K = None if present_BK is None else ops.expand_dims(present_BK, 1)
+        heads_BTHD, scores_BHTK = self.softmax_attention(
+            self.query_dense(query_BTC), keys_BKHD, values_BKHD, mask_B1K, training, need_scores
+        )
+        if self._use_gate:
+            heads_BTHD = heads_BTHD * self._gate_dense(query_BTC)
+        return self.output_dense(heads_BTHD), scores_BHTK
+
+    def softmax_attention(
+        self, query_BTHD, keys_BKHD, values_BKHD, mask_BTK=None, training=None, need_scores=False, is_causal=False
+    ) -> tuple[Tensor, Tensor | None]:
+        """`softmax(query keysᵀ / √D) values`; where nothing is dropped out and no scores are needed, they are not stored."""
+        if need_scores or (training and self.dropout):
+            return self._compute_attention(
+                query_BTHD, keys_BKHD, values_BKHD, mask_BTK, training, need_scores, use_causal_mask=is_causal
+            )
+        heads_BTHD = ops.dot_product_attention(
+            query_BTHD,
+            keys_BKHD,
+            values_BKHD,
+            mask=None if mask_BTK is None else ops.expand_dims(mask_BTK, 1),
+            scale=self._inverse_sqrt_key_dim,
+            is_causal=is_causal,
+            flash_attention=self._flash_attention,
+        )
+        return heads_BTHD, None
+
+    def _of_rows(self, dense: keras.layers.EinsumDense, rows_BMKC: Tensor) -> Tensor:
+        """`rows · W + b`, (B, K, H, D), where M is 1 (rows for all heads) or H (rows for each)."""
+        if rows_BMKC.shape[1] == 1:
+            return dense(rows_BMKC[:, 0])
+        features_BKHD = ops.einsum("bhkc,chd->bkhd", rows_BMKC, ops.cast(dense.kernel, rows_BMKC.dtype))
+        return features_BKHD if dense.bias is None else features_BKHD + ops.cast(dense.bias, features_BKHD.dtype)
+
+    def _projection(self, handed_in: Projection | None) -> Projection:
+        if (handed_in is None) is (self.sharing == "layerwise"):
+            raise ValueError(
+                f"shared_projection is {'missing' if handed_in is None else 'given'} but sharing={self.sharing!r}; with "
+                "'layerwise' hand the one of all layers to every call, otherwise none"
+            )
+        projection = handed_in or self.projection
+        assert projection is not None
+        return projection
+
+    def _check_call(self, query, value, key, attention_mask, use_causal_mask, lengths) -> None:
+        if use_causal_mask:
+            raise ValueError(
+                "use_causal_mask=True, but E mixes every token, the future too, into each of the shortened keys, and no mask over "
+                "them can hide it again; use projection_dim=None, or the models with a causal decoder (docs/mathematics.md)"
+            )
+        rank = len(self.axes) + len(self.other_axes) + 2
+        for name, x in (("query", query), ("value", value), ("key", value if key is None else key)):
+            check_features(name, tuple(x.shape), rank)
+        remedy = "truncate it, or build the layer with max_length="
+        if self.projection_kind in ("linear", "random"):
+            check_length("value", self._length(value.shape), self.max_length, f"{remedy}, or use a projection for any length")
+        if attention_mask is not None and rank != 3:
+            raise ValueError(
+                f"an attention_mask with inputs of rank {rank}: flatten them to (batch, length, width), or pass value_mask"
+            )
+        if lengths is not None and (attention_mask is not None or rank != 3):
+            raise ValueError("lengths and another mask, or inputs of more than 3 dimensions; give only one of them")
+
+    def _sequence_axes(self, rank: int) -> tuple[int, ...]:
+        """The axes attended over, as positive numbers."""
+        given = self.given_axes
+        axes = tuple(range(1, rank - 1)) if given is None else (given,) if isinstance(given, int) else tuple(given)
+        axes = tuple(axis % rank for axis in axes)
+        if not axes or len(set(axes)) != len(axes) or not set(axes) <= set(range(1, rank - 1)):
+            raise ValueError(f"attention_axes is {given!r}; it must name axes between batch and width, of {rank} in all")
+        self.other_axes = tuple(axis for axis in range(1, rank - 1) if axis not in axes)
+        return axes
+
+    def _length(self, shape: tuple[int | None, ...]) -> int | None:
+        """Over how many tokens one attends; None if that is not known."""
+        sizes = [shape[axis] for axis in self.axes]
+        return None if None in sizes else prod(sizes)  # type: ignore[arg-type]
+
+    def _fold(self, x: Tensor) -> Tensor:
+        """(B, …, C) to (B', N, C): the attention axes become the sequence, other axes part of the batch."""
+        shape = ops.shape(x)
+        if self.axes == (1,) and not self.other_axes:
+            return ops.reshape(x, shape)  # another tensor, without the mask that Keras ties to it: it is honoured here
+        moved = ops.transpose(x, (0, *self.other_axes, *self.axes, len(shape) - 1))
+        return ops.reshape(moved, (-1, prod(shape[axis] for axis in self.axes), shape[-1]))
+
+    def _fold_mask(self, mask: Tensor) -> Tensor:
+        return self._fold(ops.expand_dims(mask, -1))[..., 0]
+
+    def _unfold(self, output: Tensor, query: Tensor) -> Tensor:
+        """Back to the axes of the query."""
+        if self.axes == (1,) and not self.other_axes:
+            return output
+        order = (0, *self.other_axes, *self.axes)
+        shape, features = ops.shape(query), ops.shape(output)[2:]
+        moved = ops.reshape(output, (-1, *(shape[axis] for axis in order[1:]), *features))
+        places = [order.index(axis) for axis in range(len(order))]
+        return ops.transpose(moved, (*places, *range(len(order), len(order) + len(features))))
+
+    def _unfold_scores(self, scores: Tensor, query: Tensor) -> Tensor:
+        """(B', H, T, K) to (B, other axes, H, attention axes, K)."""
+        if self.axes == (1,) and not self.other_axes:
+            return scores
+        shape = ops.shape(query)
+        others, own = ([shape[axis] for axis in axes] for axes in (self.other_axes, self.axes))
+        return ops.reshape(scores, (-1, *others, self.num_heads, *own, ops.shape(scores)[-1]))
+
+    def compute_output_shape(self, query_shape, value_shape, key_shape=None):
+        if self.projection_dim is not None:
+            check_features("query", query_shape)
+            check_features("value", value_shape, len(query_shape))
+        return super().compute_output_shape(query_shape, value_shape, key_shape)
+
+    def compute_output_spec(self, query, value, key=None, return_attention_scores=False, use_causal_mask=False, **others):
+        if self.projection_dim is None:
+            others.pop("lengths", None)
+            others.pop("shared_projection", None)
+            flags = {"return_attention_scores": return_attention_scores, "use_causal_mask": use_causal_mask}
+            return super().compute_output_spec(query, value, key, **flags, **others)
+        attention_mask, lengths = others.get("attention_mask"), others.get("lengths")
+        self._check_call(query, value, key, attention_mask, use_causal_mask, lengths)
+        shape = self.compute_output_shape(query.shape, value.shape, None if key is None else key.shape)
+        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
+        if not return_attention_scores:
+            return output
+        projection, length = self._projection(others.get("shared_projection")), self._length(value.shape)
+        rows = projection.rows(length) if length is not None else None
+        own, rest = ([query.shape[axis] for axis in axes] for axes in (self.axes, self.other_axes))
+        return output, keras.KerasTensor((query.shape[0], *rest, self.num_heads, *own, rows), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "projection_dim": self.projection_dim,
+            "sharing": self.sharing,
+            "projection": self.projection_kind,
+            "max_length": self.max_length,
+            "rescale": self.rescale,
+            "attention_axes": self.given_axes,
+        }

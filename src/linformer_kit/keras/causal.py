@@ -1,0 +1,174 @@
+"""Block-causal attention: what a decoder attends with, all at once or token by token.
+
+No mask over shortened keys can hide the future once E has mixed it in. So the projection works inside blocks: each finished
+block becomes `slots` summary rows, and a query attends, in one softmax, to its own block up to itself and to the summaries of
+the blocks before it. Without a projection there is one block, as long as the sequence: ordinary causal attention.
+
+Real tokens come first and see nothing behind them, so that padding needs no mask here.
+
+Shapes: B batch, N tokens, X blocks, L block length, S slots, H heads, D head size, C model size.
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from .attention import LinearMultiHeadAttention
+from .projection import Projection, ceil_divided
+from .tokens import Tensor, at_least_float32
+
+# What one layer keeps between tokens: inputs, keys and values of the block that is open, (B, L, …) each, and keys and values of
+# the summaries, (B, X, S, H, D), with room for as many blocks as there can be; those not finished hold nothing of meaning.
+Cache = tuple[Tensor, ...]
+
+
+@keras.saving.register_keras_serializable(package="linformer_kit")
+class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
+    """Every token attends to its block up to itself, and to the rows that stand for the blocks before.
+
+    `slots=None`: to every token before it, as it is.
+    """
+
+    def __init__(self, num_heads: int, key_dim: int, block_length: int = 128, slots: int | None = 4, **options: Any):
+        # a layer that shortens nothing owns no projection either: the parent builds one only where there are rows
+        super().__init__(num_heads, key_dim, slots, max_length=block_length, **options)
+        self.block_length = block_length
+
+    def build(self, shape):  # type: ignore[override]
+        super().build(shape, shape)
+
+    def call(  # type: ignore[override]
+        self, x_BNC: Tensor, training: bool | None = None, shared_projection: Projection | None = None
+    ) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        query_BNHD, keys_BNHD, values_BNHD = self.query_dense(x_BNC), self.key_dense(x_BNC), self.value_dense(x_BNC)
+        if self.projection_dim is None:
+            heads_BNHD, _ = self.softmax_attention(query_BNHD, keys_BNHD, values_BNHD, training=training, is_causal=True)
+            return self.output_dense(heads_BNHD)
+        length = ops.shape(x_BNC)[1]
+        summaries = self._summaries(self._blocks(x_BNC), shared_projection)
+        blocks = ops.shape(summaries[0])[1]
+        own = [self._blocks(features) for features in (query_BNHD, keys_BNHD, values_BNHD)]
+        place_L = ops.arange(self.block_length, dtype="int32")
+        block_X = ops.arange(blocks, dtype="int32")
+        heads_BXLHD = self._attend(
+            own[0],
+            own[1:],
+            summaries,
+            sees_token=(place_L[:, None] >= place_L)[None, None, None],
+            sees_summary=(block_X[:, None] > block_X)[None, None, :, None, :],
+            training=training,
+        )
+        heads_BNHD = ops.reshape(heads_BXLHD, (-1, blocks * self.block_length, self.num_heads, self.value_dim))[:, :length]
+        return self.output_dense(heads_BNHD)
+
+    def compute_output_spec(self, x_BNC: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        return keras.KerasTensor(x_BNC.shape, dtype=self.compute_dtype)
+
+    def compute_output_shape(self, shape: Any) -> Any:  # type: ignore[override]
+        return shape
+
+    def start(self, x_BNC: Tensor, lengths_B: Tensor, capacity: int, shared_projection: Projection | None) -> tuple[Tensor, Cache]:
+        """The outputs of a beginning, its real tokens first, and a cache for `capacity` tokens in all."""
+        tokens = (x_BNC, self.key_dense(x_BNC), self.value_dense(x_BNC))
+        output_BNC = self(x_BNC, training=False, shared_projection=shared_projection)
+        if self.projection_dim is None:
+            return output_BNC, tuple(longer(rows, capacity) for rows in tokens)
+        room = ceil_divided(capacity, self.block_length) + 1
+        summaries = self._summaries(self._blocks(x_BNC), shared_projection)
+        # the block that each example stands in, the next one if it just finished one
+        number_BX = ops.arange(room, dtype="int32") == ops.expand_dims(lengths_B // self.block_length, 1)
+        still_open = []
+        for rows in tokens:
+            blocks = longer(self._blocks(rows), room)
+            chosen = ops.reshape(number_BX, (-1, room, *[1] * (len(blocks.shape) - 2)))
+            still_open.append(ops.sum(ops.where(chosen, blocks, ops.zeros_like(blocks)), axis=1))
+        return output_BNC, (*still_open, *(longer(rows, room) for rows in summaries))
+
+    def step(self, x_B1C: Tensor, cache: Cache, seen_B: Tensor, shared_projection: Projection | None) -> tuple[Tensor, Cache]:
+        """The outputs of one more token of every example, which has `seen_B` before it, and the cache to go on with."""
+        new = (x_B1C, self.key_dense(x_B1C), self.value_dense(x_B1C))
+        block_length = ops.shape(cache[0])[1]
+        place_L = ops.arange(block_length, dtype="int32")
+        place_B, block_B = seen_B % block_length, seen_B // block_length
+        here_BL = place_L == place_B[:, None]
+        tokens = [put(old, rows, here_BL) for old, rows in zip(cache[:3], new, strict=True)]
+        summaries, sees_summary = cache[3:], None
+        if summaries:
+            number_X = ops.arange(ops.shape(summaries[0])[1], dtype="int32")
+            sees_summary = (number_X < block_B[:, None])[:, None, None, None]
+        heads_BXLHD = self._attend(
+            self.query_dense(x_B1C)[:, None],
+            [rows[:, None] for rows in tokens[1:]],
+            summaries,
+            sees_token=(place_L <= place_B[:, None])[:, None, None, None],
+            sees_summary=sees_summary,
+            training=False,
+        )
+        if summaries:  # if this token finished its block, that has a summary from now on
+            is_finished_B1 = (place_B == block_length - 1)[:, None]
+            here_BX = ops.logical_and(number_X == block_B[:, None], is_finished_B1)
+            fresh = self._summaries(tokens[0][:, None], shared_projection)
+            summaries = tuple(put(old, rows, here_BX) for old, rows in zip(summaries, fresh, strict=True))
+        return self.output_dense(heads_BXLHD[:, 0]), (*tokens, *summaries)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """(B, N, …) to (B, X, L, …), the last block filled up with zeros."""
+        length = ops.shape(x)[1]
+        blocks = ceil_divided(length, self.block_length)
+        return ops.reshape(longer(x, blocks * self.block_length), (-1, blocks, self.block_length, *x.shape[2:]))
+
+    def _summaries(self, x_BXLC: Tensor, shared_projection: Projection | None) -> list[Tensor]:
+        """(B, X, S, H, D), twice: keys and values of the rows that stand for each block."""
+        blocks = ops.shape(x_BXLC)[1]
+        projection = self._projection(shared_projection)
+        rows_ZMSC, _ = projection(ops.reshape(x_BXLC, (-1, *x_BXLC.shape[2:])))
+        return [
+            ops.reshape(features_ZSHD, (-1, blocks, *features_ZSHD.shape[1:]))
+            for features_ZSHD in (
+                self._of_rows(self.key_dense, rows_ZMSC[:, projection.which("keys")]),
+                self._of_rows(self.value_dense, rows_ZMSC[:, projection.which("values")]),
+            )
+        ]
+
+    def _attend(self, query_BXLHD: Tensor, tokens, summaries, sees_token, sees_summary, training: bool | None) -> Tensor:
+        """One softmax over the summaries of all blocks and the tokens of the own one, for L queries in each of X blocks."""
+        keys_BXMHD, values_BXMHD = tokens
+        query_BXLHD = query_BXLHD * self._inverse_sqrt_key_dim
+        on_tokens_BHXLM = ops.einsum("bxlhd,bxmhd->bhxlm", query_BXLHD, keys_BXMHD)
+        scores = ops.where(sees_token, at_least_float32(on_tokens_BHXLM), -float("inf"))
+        rows = 0
+        if summaries:
+            summary_keys_BYSHD, summary_values_BYSHD = summaries
+            on_summaries_BHXLYS = ops.einsum("bxlhd,byshd->bhxlys", query_BXLHD, summary_keys_BYSHD)
+            on_summaries_BHXLYS = ops.where(sees_summary[..., None], at_least_float32(on_summaries_BHXLYS), -float("inf"))
+            blocks, queries = ops.shape(query_BXLHD)[1:3]
+            rows = ops.shape(summary_keys_BYSHD)[1] * summary_keys_BYSHD.shape[2]
+            on_summaries_BHXLZ = ops.reshape(on_summaries_BHXLYS, (-1, self.num_heads, blocks, queries, rows))
+            scores = ops.concatenate([on_summaries_BHXLZ, scores], axis=-1)
+        weights = self._dropout_layer(ops.cast(ops.softmax(scores, axis=-1), query_BXLHD.dtype), training=training)
+        heads_BXLHD = ops.einsum("bhxlm,bxmhd->bxlhd", weights[..., rows:], values_BXMHD)
+        if not summaries:
+            return heads_BXLHD
+        summary_values_BZHD = ops.reshape(summary_values_BYSHD, (-1, rows, self.num_heads, self.value_dim))
+        return heads_BXLHD + ops.einsum("bhxlz,bzhd->bxlhd", weights[..., :rows], summary_values_BZHD)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        config["slots"] = config.pop("projection_dim")
+        config["block_length"] = config.pop("max_length")
+        return config
+
+
+def longer(x: Tensor, length: Any) -> Tensor:
+    """(B, N, …) filled up with zeros to (B, `length`, …)."""
+    batch, now = ops.shape(x)[:2]
+    if isinstance(now, int) and isinstance(length, int) and now >= length:
+        return x[:, :length]
+    return ops.concatenate([x, ops.zeros((batch, length - now, *x.shape[2:]), x.dtype)], axis=1)
+
+
+def put(old: Tensor, new: Tensor, here: Tensor) -> Tensor:
+    """(B, R, …) rows with those of `new` (B, 1, …) where `here` (B, R) says so."""
+    return ops.where(ops.reshape(here, (*ops.shape(here), *[1] * (len(old.shape) - 2))), new, old)

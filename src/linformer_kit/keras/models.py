@@ -1,0 +1,361 @@
+"""The models: classifier, backbone, masked LM and causal LM. They read token ids, and padding never matters.
+
+Shapes: B batch, N length, C model size, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from ..models.options_linformer import choice, positive_integer, probability
+from .checks import check_ids
+from .generation import Decoder, Start, generate, prompts
+from .layers import Stack, dense, norm, normal
+from .options import Options
+from .tokens import Order, Tensor, real_positions, real_tokens_first, take_tokens
+
+POOLINGS = ("mean", "first")
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class Text(NamedTuple):
+    """What a model was given, the real tokens first."""
+
+    ids_BN: Tensor
+    types_BN: Tensor | None
+    order: Order | None  # None: every token is real
+
+    @property
+    def lengths_B(self) -> Tensor | None:
+        return None if self.order is None else self.order.lengths_B
+
+    def in_place(self, states_BNC: Tensor) -> Tensor:
+        """Hidden states, back where their tokens stood."""
+        return states_BNC if self.order is None else take_tokens(states_BNC, self.order.place_BN)
+
+
+@contextmanager
+def made_in(policy: Any) -> Iterator[None]:
+    """Layers made meanwhile compute as the model that makes them."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def words_of(options: Options, name: str = "words") -> keras.layers.ReversibleEmbedding:
+    """The vocabulary: ids to vectors and, reversed, hidden states to logits."""
+    return keras.layers.ReversibleEmbedding(
+        options.vocab_size,
+        options.d_model,
+        tie_weights=options.tied,
+        embeddings_initializer=normal(options),
+        reverse_dtype="float32",
+        name=name,
+    )
+
+
+class LinformerModel(keras.Model):
+    """What all models share: options, reading of inputs, saving, checks of what is fed."""
+
+    def __init__(self, **options: Any):
+        of_keras = {name: options.pop(name) for name in ("name", "dtype", "trainable") if name in options}
+        checked = Options.of(options)
+        super().__init__(**of_keras)
+        self.options = checked
+        with made_in(self.dtype_policy):
+            self.make(checked)
+        self.build_parts()
+        self.built = True
+
+    def make(self, options: Options) -> None:
+        """Make the parts."""
+        raise NotImplementedError
+
+    def build_parts(self) -> None:
+        """Make their weights: nothing of them depends on the data."""
+        raise NotImplementedError
+
+    def build(self, *_: Any, **__: Any) -> None:
+        """Built since it was made."""
+
+    def num_params(self) -> int:
+        """How many numbers the model holds; those it learns and those it does not."""
+        return self.count_params()
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **self.options.config(), **self.own_config()}
+
+    def own_config(self) -> dict[str, Any]:
+        """What this kind of model has beside the options of all."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "LinformerModel":
+        if isinstance(config.get("dtype"), dict):
+            config = {**config, "dtype": keras.dtype_policies.deserialize(config["dtype"])}
+        return cls(**config)
+
+    def read(self, inputs: Any) -> Text:
+        """(B, N) ids, or a dict of them with `attention_mask` and `token_type_ids`, as tokenizers give it."""
+        named = inputs if isinstance(inputs, dict) else {"input_ids": inputs}
+        for name in named:
+            choice("an input", name, INPUTS)
+        if "input_ids" not in named:
+            raise ValueError(f"there are only {', '.join(named)}; input_ids are missing")
+        check_ids("input_ids", named["input_ids"], self.options.vocab_size)
+        ids_BN, mask_BN = ops.cast(named["input_ids"], "int32"), named.get("attention_mask")
+        types_BN = named.get("token_type_ids")
+        if types_BN is not None:
+            check_ids("token_type_ids", types_BN, max(1, self.options.token_types))
+            types_BN = ops.cast(types_BN, "int32")
+        if mask_BN is None and self.options.pad_id is not None:
+            mask_BN = ops.not_equal(ids_BN, self.options.pad_id)
+        if mask_BN is None:
+            return Text(ids_BN, types_BN, None)
+        if tuple(mask_BN.shape) != tuple(ids_BN.shape):
+            raise ValueError(f"attention_mask has shape {tuple(mask_BN.shape)} but input_ids {tuple(ids_BN.shape)}")
+        order = real_tokens_first(ops.cast(mask_BN, "bool"))
+        ids_BN, types_BN = (None if x is None else ops.take_along_axis(x, order.origin_BN, axis=1) for x in (ids_BN, types_BN))
+        return Text(ids_BN, types_BN, order)
+
+    def check_fed(self, x: Any) -> None:
+        """Refuse ids outside the vocabulary before a graph is fed with them: inside of it they could only become NaN."""
+        named = x if isinstance(x, dict) else {"input_ids": x}
+        limits = {"token_type_ids": max(1, self.options.token_types)}
+        for name, ids in named.items():
+            if isinstance(ids, np.ndarray) and name.endswith("_ids"):
+                check_ids(name, ids, limits.get(name, self.options.vocab_size))
+
+    def fit(self, x=None, *args: Any, **kwargs: Any):
+        self.check_fed(x)
+        return super().fit(x, *args, **kwargs)
+
+    def evaluate(self, x=None, *args: Any, **kwargs: Any):
+        self.check_fed(x)
+        return super().evaluate(x, *args, **kwargs)
+
+    def predict(self, x, *args: Any, **kwargs: Any):
+        self.check_fed(x)
+        return super().predict(x, *args, **kwargs)
+
+    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
+        ids = inputs["input_ids"] if isinstance(inputs, dict) else inputs
+        check_ids("input_ids", ids, self.options.vocab_size, values=False)
+        return self.output_of(tuple(ids.shape))
+
+    def output_of(self, shape: tuple[int | None, ...]) -> keras.KerasTensor:
+        """What becomes of ids of this shape."""
+        raise NotImplementedError
+
+
+@keras.saving.register_keras_serializable(package="linformer_kit")
+class LinformerBackbone(LinformerModel):
+    """Token ids to hidden states: the encoder.
+
+    >>> backbone = LinformerBackbone(k=32, max_len=1024, vocab_size=100, d_model=64, n_heads=4, n_layers=2)
+    >>> tuple(backbone(np.arange(1, 91).reshape(2, 45)).shape)
+    (2, 45, 64)
+
+    All models take the options of `linformer_kit.keras.Options`.
+    """
+
+    def make(self, options: Options) -> None:
+        self.stack = Stack(options, words_of(options), name="stack")
+
+    def build_parts(self) -> None:
+        self.stack.build()
+
+    def call(self, inputs: Any, training: bool | None = None) -> Tensor:
+        """(B, N) ids, 0 where there is none, to (B, N, C); or a dict of input_ids, attention_mask, token_type_ids."""
+        text = self.read(inputs)
+        return text.in_place(self.stack(text.ids_BN, text.lengths_B, text.types_BN, training=training))
+
+    def output_of(self, shape):
+        return keras.KerasTensor((*shape, self.options.d_model), dtype=self.compute_dtype)
+
+
+class Head(keras.layers.Layer):
+    """`norm(activation(X W + b))`: what BERT puts between its last layer and the words."""
+
+    def __init__(self, options: Options, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.width = options.d_model
+        self.dense = dense(options.d_model, options, activation=options.activation, name="dense")
+        self.norm = norm(options, name="norm")
+
+    def build(self, _: Any = None) -> None:
+        self.dense.build((None, self.width))
+        self.norm.build((None, self.width))
+        self.built = True
+
+    def call(self, x: Tensor) -> Tensor:
+        return self.norm(self.dense(x))
+
+
+@keras.saving.register_keras_serializable(package="linformer_kit")
+class Linformer(LinformerModel):
+    """The classifier of texts: compile it, fit it.
+
+    >>> model = Linformer(k=16, max_len=128, vocab_size=100, d_model=32, d_ff=64, n_heads=2, n_layers=1, n_classes=3)
+    >>> model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    >>> ids = np.random.default_rng(0).integers(1, 100, (8, 100))
+    >>> history = model.fit(ids, np.arange(8) % 3, verbose=0)
+    >>> model.predict(ids, verbose=0).shape
+    (8, 3)
+
+    It gives probabilities, as the losses of Keras expect them by name; with `classifier_activation=None` it gives logits. The
+    class is told from the mean of the tokens (`pooling="mean"`) or from the first one ("first"). The other options are those
+    of `linformer_kit.keras.Options`. `batch_size` is taken and not needed: every batch tells its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_classes: int = 2,
+        pooling: str = "mean",
+        classifier_dropout: float | None = None,
+        classifier_activation: str | None = "softmax",
+        batch_size: int | None = None,
+        **options: Any,
+    ):
+        n_classes = positive_integer("n_classes", n_classes)
+        choice("pooling", pooling, POOLINGS)
+        if classifier_dropout is not None:
+            probability("classifier_dropout", classifier_dropout)
+        self._own: dict[str, Any] = {
+            "n_classes": n_classes,
+            "pooling": pooling,
+            "classifier_dropout": classifier_dropout,
+            "classifier_activation": classifier_activation,
+        }
+        super().__init__(**options)
+
+    def make(self, options: Options) -> None:
+        own = self._own
+        self.stack = Stack(options, words_of(options), name="stack")
+        self.head = Head(options, name="head")
+        rate = options.dropout if own["classifier_dropout"] is None else own["classifier_dropout"]
+        self.dropout = keras.layers.Dropout(rate, name="dropout")
+        # losses and metrics want float32, whatever the rest computes in
+        self.classifier = dense(
+            own["n_classes"], options, activation=own["classifier_activation"], dtype="float32", name="classifier"
+        )
+
+    def build_parts(self) -> None:
+        self.stack.build()
+        self.head.build()
+        self.classifier.build((None, self.options.d_model))
+
+    def call(self, inputs: Any, training: bool | None = None) -> Tensor:
+        """(B, N) ids, 0 where there is none, to (B, `n_classes`); or a dict of input_ids, attention_mask, token_type_ids."""
+        text = self.read(inputs)
+        states_BNC = self.stack(text.ids_BN, text.lengths_B, text.types_BN, training=training)
+        pooled_BC = pooled(states_BNC, text.lengths_B, self._own["pooling"])
+        return self.classifier(self.dropout(self.head(pooled_BC), training=training))
+
+    def output_of(self, shape):
+        return keras.KerasTensor((shape[0], self._own["n_classes"]), dtype="float32")
+
+    def own_config(self) -> dict[str, Any]:
+        return dict(self._own)
+
+
+def pooled(states_BNC: Tensor, lengths_B: Tensor | None, pooling: str) -> Tensor:
+    """(B, C): the mean of the real tokens, or the first of them."""
+    if pooling == "first":
+        return states_BNC[:, 0]
+    if lengths_B is None:
+        return ops.mean(states_BNC, axis=1)
+    real_BN1 = ops.expand_dims(real_positions(ops.shape(states_BNC)[1], lengths_B), -1)
+    sums_BC = ops.sum(ops.cast(ops.where(real_BN1, states_BNC, ops.zeros_like(states_BNC)), "float32"), axis=1)
+    return ops.cast(sums_BC / ops.cast(ops.maximum(lengths_B, 1), "float32")[:, None], states_BNC.dtype)
+
+
+@keras.saving.register_keras_serializable(package="linformer_kit")
+class LinformerMaskedLM(LinformerModel):
+    """Fills masks: token ids to (B, N, V) logits.
+
+    >>> model = LinformerMaskedLM(k=16, max_len=128, vocab_size=100, d_model=32, d_ff=64, n_heads=2, n_layers=1)
+    >>> tuple(model(np.full((2, 50), 7)).shape)
+    (2, 50, 100)
+
+    Train it with `keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-100)`, -100 where no word is
+    hidden.
+    """
+
+    def make(self, options: Options) -> None:
+        self.words = words_of(options)
+        self.stack = Stack(options, self.words, name="stack")
+        self.head = Head(options, name="head")
+
+    def build_parts(self) -> None:
+        self.stack.build()
+        self.head.build()
+        self.bias = self.add_weight(shape=(self.options.vocab_size,), initializer="zeros", name="bias", dtype="float32")
+
+    def call(self, inputs: Any, training: bool | None = None) -> Tensor:
+        """(B, N) ids, 0 where there is none, to (B, N, V); or a dict of input_ids, attention_mask, token_type_ids."""
+        text = self.read(inputs)
+        states_BNC = text.in_place(self.stack(text.ids_BN, text.lengths_B, text.types_BN, training=training))
+        return self.words(self.head(states_BNC), reverse=True) + ops.cast(self.bias, "float32")
+
+    def output_of(self, shape):
+        return keras.KerasTensor((*shape, self.options.vocab_size), dtype="float32")
+
+
+@keras.saving.register_keras_serializable(package="linformer_kit")
+class LinformerCausalLM(LinformerModel, Decoder):
+    """Predicts the next token: token ids to (B, N, V) logits, and generates.
+
+    >>> model = LinformerCausalLM(max_len=128, vocab_size=100, d_model=32, d_ff=64, n_heads=2, n_layers=1, block_length=16)
+    >>> model.generate(np.full((2, 40), 7), max_new_tokens=5).shape
+    (2, 45)
+    """
+
+    def make(self, options: Options) -> None:
+        self.words = words_of(options)
+        self.decoder = Stack(options, self.words, is_decoder=True, name="decoder")
+
+    def build_parts(self) -> None:
+        self.decoder.build()
+
+    def call(self, inputs: Any, training: bool | None = None) -> Tensor:
+        """(B, N) ids, 0 where there is none, to (B, N, V); or a dict of input_ids, attention_mask, token_type_ids."""
+        text = self.read(inputs)
+        states_BNC = self.decoder(text.ids_BN, text.lengths_B, text.types_BN, training=training)
+        return self.words(text.in_place(states_BNC), reverse=True)
+
+    def output_of(self, shape):
+        return keras.KerasTensor((*shape, self.options.vocab_size), dtype="float32")
+
+    def start(self, inputs: dict[str, Tensor]) -> Start:
+        text = self.read(inputs)
+        assert text.lengths_B is not None
+        return Start(text.ids_BN, text.lengths_B, self.decoder.read(None))
+
+    def logits(self, states_BC: Tensor) -> Tensor:
+        return self.words(states_BC, reverse=True)
+
+    def generate(
+        self,
+        inputs: Any,
+        max_new_tokens: int = 64,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        seed: int | None = None,
+    ) -> np.ndarray:
+        """(B, N) ids of prompts, 0 where there is none, to (B, N + T): with what the model says comes next.
+
+        The likeliest token each time; or, with a `temperature`, one drawn from all, or from the `top_k` likeliest. Behind
+        `end_id` stands padding.
+        """
+        given, prompt = prompts(self, inputs)
+        new = generate(self, prompt, prompt["input_ids"].shape[1], max_new_tokens, temperature, top_k, seed)
+        return np.concatenate([given, new], axis=1)

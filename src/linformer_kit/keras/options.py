@@ -1,0 +1,134 @@
+"""What a model is built from: one set of names for all models, each with its meaning and its check."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..models.options_linformer import (
+    boolean,
+    check_projection_options,
+    choice,
+    nearest_of,
+    plain_number,
+    positive_integer,
+    probability,
+)
+
+ACTIVATIONS = ("gelu", "relu", "silu", "tanh")
+POSITIONS = ("learned", "sinusoidal", "none")
+DECODER_ATTENTIONS = ("causal", "full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The sizes and choices of a model.
+
+    - `k`: how many rows keys and values are shortened to; one number, or one for each layer. `max_len`: the most tokens.
+    - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (by default `d_model / n_heads`), `n_layers`: the sizes.
+    - `full_attn`: ordinary attention instead, everything else being equal.
+    - `projection`: "linear", "dynamic", "conv", "mean", "max" or "random". `sharing`: which E and F are the same: "none",
+      "headwise", "kv" or "layerwise". `rescale`: make up for the rows of E that a short input leaves unused.
+    - `dropout`; `attention_dropout`, by default the same. `activation` of the feed-forward: "gelu", "relu", "silu" or "tanh".
+    - `positions`: "learned", "sinusoidal" or "none". `token_types`: how many kinds of tokens there are; 0 for one.
+    - `norm_first`: norms before attention, or after it. `epsilon` of the norms. `initializer_range` of the weights.
+    - `pad_id`: the id of padding; None if there is none. `tied`: words of input and output are one matrix.
+    - Decoders: `decoder_attention` "causal" (blocks of `block_length` tokens, each shortened to `slots` rows once finished) or
+      "full"; `n_decoder_layers`, by default `n_layers`; `start_id` and `end_id` of what is generated.
+    """
+
+    k: int | list[int] = 256
+    max_len: int = 512
+    vocab_size: int = 20_000
+    d_model: int = 256
+    d_ff: int = 1024
+    n_heads: int = 4
+    n_layers: int = 3
+    dropout: float = 0.1
+    full_attn: bool = False
+
+    projection: str = "linear"
+    sharing: str = "headwise"
+    rescale: bool = False
+    head_dim: int | None = None
+    attention_dropout: float | None = None
+    activation: str = "gelu"
+    positions: str = "learned"
+    token_types: int = 0
+    norm_first: bool = True
+    epsilon: float = 1e-12
+    initializer_range: float = 0.02
+    pad_id: int | None = 0
+    tied: bool = True
+
+    decoder_attention: str = "causal"
+    block_length: int = 128
+    slots: int = 4
+    n_decoder_layers: int | None = None
+    start_id: int | None = None
+    end_id: int | None = None
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> "Options":
+        """From keywords; one that does not exist is refused with the nearest that does."""
+        names = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in names:
+                raise TypeError(f"there is no option {name!r}{nearest_of(name, names)}; there are {', '.join(names)}")
+        return cls(**{name: plain_number(value) for name, value in options.items()})
+
+    def __post_init__(self) -> None:
+        for name in ("max_len", "vocab_size", "d_model", "d_ff", "n_heads", "n_layers", "block_length", "slots"):
+            positive_integer(name, getattr(self, name))
+        for name in ("head_dim", "n_decoder_layers"):
+            if getattr(self, name) is not None:
+                positive_integer(name, getattr(self, name))
+        for name in ("full_attn", "norm_first", "tied"):
+            boolean(name, getattr(self, name))
+        probability("dropout", self.dropout)
+        if self.attention_dropout is not None:
+            probability("attention_dropout", self.attention_dropout)
+        choice("activation", self.activation, ACTIVATIONS)
+        choice("positions", self.positions, POSITIONS)
+        choice("decoder_attention", self.decoder_attention, DECODER_ATTENTIONS)
+        if self.projection == "none":
+            raise ValueError("projection is 'none'; for ordinary attention say full_attn=True")
+        for k in self.k_of_layers:
+            positive_integer("k", k)
+            check_projection_options(self.projection, self.max_len, k, self.sharing, self.rescale)
+        if self.head_dim is None and self.d_model % self.n_heads:
+            raise ValueError(
+                f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}; choose sizes that divide, or give head_dim"
+            )
+        if self.slots > self.block_length:
+            raise ValueError(f"slots={self.slots} is more than block_length={self.block_length}; choose fewer, or longer blocks")
+        if isinstance(self.token_types, bool) or not isinstance(self.token_types, int) or self.token_types < 0:
+            raise ValueError(f"token_types is {self.token_types!r}; it must be 0 (one kind of tokens) or more")
+        for name in ("epsilon", "initializer_range"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be larger than 0")
+        for name in ("pad_id", "start_id", "end_id"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and 0 <= value < self.vocab_size):
+                raise ValueError(
+                    f"{name} is {value!r} but vocab_size is {self.vocab_size}; choose one of 0 … {self.vocab_size - 1}"
+                )
+
+    @property
+    def k_of_layers(self) -> list[int]:
+        """K of every layer."""
+        if not isinstance(self.k, list | tuple):
+            return [self.k] * self.n_layers
+        if len(self.k) != self.n_layers:
+            raise ValueError(f"k has {len(self.k)} numbers but n_layers is {self.n_layers}; give one number, or one per layer")
+        if self.sharing == "layerwise" and len(set(self.k)) > 1:
+            raise ValueError(f"k is {self.k} with sharing='layerwise': one matrix for all layers has one k; give a single number")
+        return list(self.k)
+
+    @property
+    def heads(self) -> dict[str, Any]:
+        """What all attentions of a model have in common."""
+        dropout = self.dropout if self.attention_dropout is None else self.attention_dropout
+        return {"num_heads": self.n_heads, "key_dim": self.head_dim or self.d_model // self.n_heads, "dropout": dropout}
+
+    def config(self) -> dict[str, Any]:
+        """As keywords again."""
+        return asdict(self)

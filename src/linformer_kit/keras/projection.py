@@ -1,0 +1,298 @@
+"""What E and F are, as Keras layers: one class per projection, with the weights of its twin in PyTorch.
+
+Shapes: B batch, N length, K projected length, M matrices, W window, H heads, C model size.
+The real tokens of every example come first, zeros after them, and `lengths_B` says how many there are (None: all).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from .tokens import Tensor, at_least_float32, real_positions, take_tokens
+
+# which of the M matrices: E, F, or all of them
+PARTS = ("all", "keys", "values")
+
+
+class Projected(NamedTuple):
+    """The K rows that stand for the N tokens."""
+
+    rows_BMKC: Tensor
+    present_BK: Tensor | None  # False at rows that stand for no real token; None when all take part in the softmax
+
+
+def segment_means(shape: tuple[int, int, int], dtype: str | None = None) -> Tensor:
+    """How a learned E starts: row j as the mean of the j-th of K segments, plus a tenth of noise to tell matrices apart."""
+    length, _, projected_length = shape
+    column_N = ops.arange(length, dtype="int32") * projected_length // length
+    in_segment_NK = ops.cast(column_N[:, None] == ops.arange(projected_length, dtype="int32"), dtype)
+    means_NK = in_segment_NK / ops.maximum(ops.sum(in_segment_NK, axis=0), 1)
+    return keras.random.normal(shape, stddev=0.1 * math.sqrt(projected_length) / length, dtype=dtype) + means_NK[:, None]
+
+
+def root_of_ratio(whole: Tensor, part: Tensor) -> Tensor:
+    """√(whole / part), and 1 where the part is zero: what is scaled by it is zero too, and its gradient stays finite."""
+    some = part > 0
+    return ops.sqrt(ops.where(some, whole, 1.0)) / ops.sqrt(ops.where(some, part, 1.0))
+
+
+def scaled(rows: Tensor, scale: Tensor) -> Tensor:
+    """`rows · scale` in the dtype of the rows, but multiplied in that of the scale: float16 may not hold it."""
+    return ops.cast(at_least_float32(rows) * scale, rows.dtype)
+
+
+def ceil_divided(length: Any, window: Any) -> Any:
+    """`length / window`, rounded up; also of lengths that a graph does not know yet."""
+    return (length + window - 1) // window
+
+
+class Projection(keras.layers.Layer):
+    """The interface of all projections; also what a model owns and hands to its layers under `sharing="layerwise"`."""
+
+    max_length: int | None = None  # None: any length
+
+    def __init__(self, matrices: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.matrices = matrices
+
+    def compute_mask(self, *_: Any, **__: Any) -> None:
+        """Rows are no tokens: the mask of these says nothing about them."""
+
+    def which(self, part: str) -> slice:
+        """The matrices of E, of F, or all; with only one, E = F."""
+        return {
+            "all": slice(None),
+            "keys": slice(0, max(1, self.matrices // 2)),
+            "values": slice(self.matrices // 2, None),
+        }[part]
+
+    def rows(self, length: Any) -> Any:
+        """How many rows `length` tokens become."""
+        raise NotImplementedError
+
+    def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
+        """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
+        raise NotImplementedError
+
+
+class LinearProjection(Projection):
+    """A learned `max_length × K` matrix; shorter inputs use its first N rows."""
+
+    def __init__(self, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any):
+        super().__init__(matrices, **kwargs)
+        self.max_length = max_length
+        self.projected_length = projected_length
+        self.rescale = rescale
+
+    def build(self, _: Any = None) -> None:
+        self.weight = self.add_weight(
+            shape=(self.max_length, self.matrices, self.projected_length), initializer=segment_means, name="weight"
+        )
+        self.built = True
+
+    def rows(self, length: Any) -> Any:
+        return self.projected_length
+
+    def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
+        length, which = ops.shape(x_BNC)[1], self.which(part)
+        E_NMK = self.weight[:length, which]
+        # E and F side by side, so that X is read once
+        E_FN = ops.transpose(ops.reshape(E_NMK, (-1, E_NMK.shape[1] * self.projected_length)))
+        rows_BFC = ops.matmul(ops.expand_dims(E_FN, 0), x_BNC)
+        rows_BMKC = ops.reshape(rows_BFC, (-1, E_NMK.shape[1], self.projected_length, x_BNC.shape[-1]))
+        if self.rescale:
+            rows_BMKC = scaled(rows_BMKC, self._column_scale(length, lengths_B)[..., which, :, None])
+        return Projected(rows_BMKC, None)
+
+    def _column_scale(self, length: Any, lengths_B: Tensor | None) -> Tensor:
+        """‖E[:, j]‖ / ‖E[real rows, j]‖: keys of short inputs are as long as those of full ones."""
+        squares_NMK = ops.square(at_least_float32(ops.convert_to_tensor(self.weight)))
+        if lengths_B is None:
+            real = ops.sum(squares_NMK[:length], axis=0)
+        else:
+            real = ops.take(ops.cumsum(squares_NMK, axis=0), ops.maximum(lengths_B, 1) - 1, axis=0)
+        return root_of_ratio(ops.sum(squares_NMK, axis=0), real)
+
+
+class RandomProjection(LinearProjection):
+    """A fixed Gaussian matrix N(0, 1/K), the R of the paper's Theorem 1; not trained, but saved with the model."""
+
+    def build(self, _: Any = None) -> None:
+        self.weight = self.add_weight(
+            shape=(self.max_length, self.matrices, self.projected_length),
+            initializer=keras.initializers.RandomNormal(stddev=1 / math.sqrt(self.projected_length)),
+            trainable=False,
+            name="weight",
+        )
+        self.built = True
+
+
+class DynamicProjection(Projection):
+    """E computed from the input: the softmax over positions of `X W_p` (Transformer-LS)."""
+
+    def __init__(self, embed_dim: int, projected_length: int, matrices: int, **kwargs: Any):
+        super().__init__(matrices, **kwargs)
+        self.embed_dim = embed_dim
+        self.projected_length = projected_length
+
+    def build(self, _: Any = None) -> None:
+        # logits of variance 1 for normalised tokens, so that the K rows start as different averages
+        self.weight = self.add_weight(
+            shape=(self.embed_dim, self.matrices, self.projected_length),
+            initializer=keras.initializers.RandomNormal(stddev=1 / math.sqrt(self.embed_dim)),
+            name="weight",
+        )
+        self.built = True
+
+    def rows(self, length: Any) -> Any:
+        return self.projected_length
+
+    def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
+        weight_CMK = self.weight[:, self.which(part)]
+        weight_CF = ops.reshape(weight_CMK, (self.embed_dim, -1))
+        logits_BFN = at_least_float32(ops.einsum("cf,bnc->bfn", weight_CF, x_BNC))
+        if lengths_B is not None:
+            # an example without real tokens keeps its first, a zero, so that the softmax has something to sum to 1
+            real_BN = real_positions(ops.shape(x_BNC)[1], ops.maximum(lengths_B, 1))
+            logits_BFN = ops.where(real_BN[:, None], logits_BFN, -float("inf"))
+        E_BFN = ops.cast(ops.softmax(logits_BFN, axis=-1), x_BNC.dtype)
+        rows_BFC = ops.matmul(E_BFN, x_BNC)
+        return Projected(ops.reshape(rows_BFC, (-1, weight_CMK.shape[1], self.projected_length, self.embed_dim)), None)
+
+
+class ConvProjection(Projection):
+    """A convolution along the sequence, each channel with its own taps, kernel = stride = max_length / K, rounded up."""
+
+    def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any):
+        super().__init__(matrices, **kwargs)
+        self.embed_dim = embed_dim
+        self.window = ceil_divided(max_length, projected_length)
+        self.rescale = rescale
+
+    def build(self, _: Any = None) -> None:
+        # means plus a little noise, as in LinearProjection
+        self.weight = self.add_weight(
+            shape=(self.matrices, self.window, self.embed_dim),
+            initializer=keras.initializers.RandomNormal(mean=1 / self.window, stddev=0.1 / self.window),
+            name="weight",
+        )
+        self.built = True
+
+    def rows(self, length: Any) -> Any:
+        return ceil_divided(length, self.window)
+
+    def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
+        batch, length = ops.shape(x_BNC)[:2]
+        rows, weight_MWC = self.rows(length), self.weight[self.which(part)]
+        behind_BNC = ops.zeros((batch, rows * self.window - length, self.embed_dim), x_BNC.dtype)
+        windows_BKWC = ops.reshape(ops.concatenate([x_BNC, behind_BNC], axis=1), (-1, rows, self.window, self.embed_dim))
+        # one pass over X for each matrix: an einsum would make of it C small products
+        each_BKC = [ops.sum(windows_BKWC * weight_MWC[number], axis=2) for number in range(weight_MWC.shape[0])]
+        rows_BMKC = ops.stack(each_BKC, axis=1)
+        first_K = ops.arange(rows, dtype="int32") * self.window
+        if lengths_B is None:
+            real_BK = ops.clip(ops.cast(length, "int32") - first_K, 0, self.window)[None]
+        else:
+            real_BK = ops.clip(ops.expand_dims(ops.cast(lengths_B, "int32"), 1) - first_K, 0, self.window)
+        if self.rescale:
+            rows_BMKC = scaled(rows_BMKC, self._column_scale(weight_MWC, real_BK))
+        return Projected(rows_BMKC, None if lengths_B is None else real_BK > 0)
+
+    def _column_scale(self, weight_MWC: Tensor, real_BK: Tensor) -> Tensor:
+        """‖taps‖ / ‖taps of real tokens‖, per window and channel: (B, M, K, C); real tokens come first in every window."""
+        squares_MWC = ops.square(at_least_float32(weight_MWC))
+        real_MBKC = ops.take(ops.cumsum(squares_MWC, axis=1), ops.maximum(real_BK, 1) - 1, axis=1)
+        return root_of_ratio(ops.sum(squares_MWC, axis=1)[:, None], ops.transpose(real_MBKC, (1, 0, 2, 3)))
+
+
+class PoolingProjection(Projection):
+    """The real tokens of each example, however many, cut into K windows whose sizes differ by at most one."""
+
+    def __init__(self, projected_length: int, **kwargs: Any):
+        super().__init__(1, **kwargs)
+        self.projected_length = projected_length
+
+    def build(self, _: Any = None) -> None:
+        self.built = True
+
+    def rows(self, length: Any) -> Any:
+        return min(self.projected_length, length) if isinstance(length, int) else ops.minimum(self.projected_length, length)
+
+    def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
+        """(B, K, W, C) windows to (B, K, C) rows; `is_real_BKW1` is None when every place is taken."""
+        raise NotImplementedError
+
+    def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
+        length, channels = ops.shape(x_BNC)[1], x_BNC.shape[-1]
+        rows = self.rows(length)
+        width = ceil_divided(length, rows)
+        if lengths_B is None and isinstance(length, int) and width * rows == length:  # equal windows: a view, no copy
+            return Projected(self.pool(ops.reshape(x_BNC, (-1, rows, width, channels)), None)[:, None], None)
+
+        row_K = ops.arange(rows, dtype="int32")
+        if lengths_B is None:
+            lengths_B1 = ops.full_like(x_BNC[:, :1, 0], length, dtype="int32")
+        else:
+            lengths_B1 = ops.expand_dims(ops.cast(lengths_B, "int32"), 1)
+        used_B1 = ops.minimum(lengths_B1, ops.cast(rows, "int32"))
+        some_B1 = ops.maximum(used_B1, 1)
+        first_BK, after_BK = row_K * lengths_B1 // some_B1, (row_K + 1) * lengths_B1 // some_B1
+        present_BK = row_K < used_B1
+        position_BKW = first_BK[..., None] + ops.arange(width, dtype="int32")
+        is_real_BKW = ops.logical_and(position_BKW < after_BK[..., None], present_BK[..., None])
+        index_BX = ops.reshape(ops.minimum(position_BKW, ops.cast(length, "int32") - 1), (-1, rows * width))
+        windows_BKWC = ops.reshape(take_tokens(x_BNC, index_BX), (-1, rows, width, channels))
+        rows_BKC = self.pool(windows_BKWC, is_real_BKW[..., None])
+        return Projected(rows_BKC[:, None], None if lengths_B is None else present_BK)
+
+
+class MeanProjection(PoolingProjection):
+    """The mean of each window."""
+
+    def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
+        if is_real_BKW1 is None:
+            return ops.mean(windows_BKWC, axis=2)
+        real_BKWC = at_least_float32(ops.where(is_real_BKW1, windows_BKWC, ops.zeros_like(windows_BKWC)))
+        count_BK1 = ops.maximum(ops.sum(ops.cast(is_real_BKW1, real_BKWC.dtype), axis=2), 1)
+        return ops.cast(ops.sum(real_BKWC, axis=2) / count_BK1, windows_BKWC.dtype)
+
+
+class MaxProjection(PoolingProjection):
+    """The largest value of each channel in each window."""
+
+    def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
+        if is_real_BKW1 is None:
+            return ops.max(windows_BKWC, axis=2)
+        largest_BKC = ops.max(ops.where(is_real_BKW1, windows_BKWC, -float("inf")), axis=2)
+        return ops.where(ops.any(is_real_BKW1, axis=2), largest_BKC, ops.zeros_like(largest_BKC))
+
+
+def make_projection(
+    projection: str,
+    *,
+    embed_dim: int,
+    max_length: int,
+    projected_length: int,
+    sharing: str,
+    num_heads: int,
+    rescale: bool,
+    **kwargs: Any,
+) -> Projection:
+    """The projection of one layer, or, with `sharing="layerwise"`, the one that a model owns and hands to its layers."""
+    matrices = {"none": 2 * num_heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
+    match projection:
+        case "linear":
+            return LinearProjection(max_length, projected_length, matrices, rescale, **kwargs)
+        case "random":
+            return RandomProjection(max_length, projected_length, matrices, rescale, **kwargs)
+        case "dynamic":
+            return DynamicProjection(embed_dim, projected_length, matrices, **kwargs)
+        case "conv":
+            return ConvProjection(embed_dim, max_length, projected_length, matrices, rescale, **kwargs)
+        case "mean":
+            return MeanProjection(projected_length, **kwargs)
+        case _:
+            return MaxProjection(projected_length, **kwargs)

@@ -1,0 +1,99 @@
+"""The encoder-decoder: two stacks, joined by Linformer cross-attention."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from .checks import check_ids
+from .generation import Decoder, Start, generate, prompts
+from .layers import Source, Stack, of_decoder
+from .models import LinformerModel, words_of
+from .options import Options
+from .tokens import Tensor
+
+TARGET = "decoder_input_ids"
+
+
+@keras.saving.register_keras_serializable(package="linformer_kit")
+class LinformerSeq2Seq(LinformerModel, Decoder):
+    """Translates, summarises, denoises: a source, and a target shifted right, to (B, T, V) logits of the target.
+
+    >>> model = LinformerSeq2Seq(k=16, max_len=64, vocab_size=100, d_model=32, d_ff=64, n_heads=2, n_layers=1, start_id=1)
+    >>> source, target = np.full((2, 50), 7), np.full((2, 20), 9)
+    >>> tuple(model({"input_ids": source, "decoder_input_ids": target}).shape)
+    (2, 20, 100)
+    >>> model.generate(source, max_new_tokens=5).shape  # begins with start_id
+    (2, 6)
+
+    Train it with `keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)`: 0 is padding.
+    """
+
+    def make(self, options: Options) -> None:
+        # tied, the words of source, target and output are one matrix; untied, they are three
+        self.words = words_of(options)
+        self.target_words = self.words if options.tied else words_of(options, "target_words")
+        self.encoder = Stack(options, self.words, name="encoder")
+        self.decoder = Stack(of_decoder(options), self.target_words, is_decoder=True, has_source=True, name="decoder")
+
+    def build_parts(self) -> None:
+        self.encoder.build()
+        self.decoder.build()
+
+    def call(self, inputs: Any, training: bool | None = None) -> Tensor:
+        """A dict of (B, N) `input_ids` and (B, T) `decoder_input_ids` to (B, T, V); padding of the target stands at its end."""
+        named = self._named(inputs)
+        target_BT = named.pop(TARGET)
+        check_ids(TARGET, target_BT, self.options.vocab_size)
+        states_BTC = self.decoder(ops.cast(target_BT, "int32"), source=self._encode(named, training), training=training)
+        return self.target_words(states_BTC, reverse=True)
+
+    def _named(self, inputs: Any) -> dict[str, Any]:
+        if not isinstance(inputs, dict) or TARGET not in inputs:
+            raise ValueError(
+                f"the input must be a dict of input_ids and {TARGET}, and may have an attention_mask; without a target, "
+                "call generate"
+            )
+        return dict(inputs)
+
+    def _encode(self, named: dict[str, Any], training: bool | None) -> Source:
+        text = self.read(named)
+        return Source(self.encoder(text.ids_BN, text.lengths_B, text.types_BN, training=training), text.lengths_B)
+
+    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
+        named = self._named(inputs)
+        check_ids("input_ids", named["input_ids"], self.options.vocab_size, values=False)
+        check_ids(TARGET, named[TARGET], self.options.vocab_size, values=False)
+        return keras.KerasTensor((*named[TARGET].shape, self.options.vocab_size), dtype="float32")
+
+    @property
+    def start_id(self) -> int:
+        """What every target begins with."""
+        return (self.options.pad_id or 0) if self.options.start_id is None else self.options.start_id
+
+    def start(self, inputs: dict[str, Tensor]) -> Start:
+        sources = self.decoder.read(self._encode(inputs, False))
+        ids_B1 = ops.full_like(inputs["input_ids"][:, :1], self.start_id, dtype="int32")
+        return Start(ids_B1, ops.ones_like(ids_B1[:, 0]), sources)
+
+    def logits(self, states_BC: Tensor) -> Tensor:
+        return self.target_words(states_BC, reverse=True)
+
+    def generate(
+        self,
+        inputs: Any,
+        max_new_tokens: int = 64,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        seed: int | None = None,
+    ) -> np.ndarray:
+        """(B, N) ids of sources, 0 where there is none, to (B, 1 + T) ids of targets, which begin with `start_id`.
+
+        The likeliest token each time; or, with a `temperature`, one drawn from all, or from the `top_k` likeliest. Behind
+        `end_id` stands padding.
+        """
+        _, source = prompts(self, inputs)
+        self.encoder.check_length(source["input_ids"].shape[1])
+        new = generate(self, source, 1, max_new_tokens, temperature, top_k, seed)
+        return np.concatenate([np.full((len(new), 1), self.start_id, new.dtype), new], axis=1)
