@@ -11,6 +11,7 @@ except ImportError as error:
 from .attention import LinearMultiHeadAttention
 from .models import Linformer, LinformerBackbone, LinformerCausalLM, LinformerMaskedLM
 from .options import Options
+from .projection import make_projection
 from .seq2seq import LinformerSeq2Seq
 from .weights import from_torch, to_torch
 
@@ -23,5 +24,6 @@ __all__ = [
     "LinformerSeq2Seq",
     "Options",
     "from_torch",
+    "make_projection",
     "to_torch",
 ]

@@ -16,9 +16,11 @@ import keras
 from keras import ops
 
 from ..models.options_linformer import check_projection_options, plain_number, positive_integer
-from .checks import NOT_A_PADDING_MASK, check_features, check_length, key_padding, poison_unless
+from .checks import NOT_A_PADDING_MASK, check_attention_mask, check_features, check_length, key_padding, poison_unless
 from .projection import Projection, make_projection
 from .tokens import Tensor, real_positions, real_tokens_first, take_tokens, without_padding
+
+TOO_LONG = "truncate it, build the layer with a larger max_length, or use a projection for any length"
 
 
 class KeysValues(NamedTuple):
@@ -47,12 +49,12 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
 
     - `projection_dim`: K, how many rows keys and values are shortened to. None: ordinary attention, `MultiHeadAttention` itself.
     - `projection`: "linear", "dynamic", "conv", "mean", "max" or "random". `rescale`: see docs/mathematics.md.
-    - `sharing`: "headwise" (E and F, for all heads), "kv" (E = F), "none" (E and F for each head), or "layerwise" (the one handed
-      in as `shared_projection` at every call).
+    - `sharing`: "headwise" (E and F, for all heads), "kv" (E = F), "none" (E and F for each head), or "layerwise" (the one of
+      `make_projection`, which a subclass of `keras.Model` owns and hands in as `shared_projection` at every call).
     - `max_length`: the longest input; by default the length of the first one.
 
     Queries may not see different keys: `use_causal_mask` and `sliding_window` are refused, and so is an `attention_mask` that is
-    more than a mask of padding. `lengths` (B,) at a call stands for the mask of tokens that are padded at their end.
+    more than a mask of padding. `lengths` (B,) at a call says how many tokens of each are real, where padding stands at the end.
     """
 
     def __init__(
@@ -105,14 +107,15 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         # the parent sees sequences only: other axes are folded away, its weights do not depend on them
         flat = [(None, self._length(shape), shape[-1]) for shape in (query_shape, value_shape, key_shape)]
         super().build(*flat)
+        for layer in (self.query_dense, self.key_dense, self.value_dense, *([self._gate_dense] if self._use_gate else [])):
+            layer.supports_masking = True  # masks are honoured before tokens get there; no warning that they would be lost
         if self.sharing != "layerwise":
-            self.projection = self.make_projection(value_shape[-1], key_shape[-1], length)
+            self.max_length = self.max_length or length
+            self.projection = self._own_projection(value_shape[-1], key_shape[-1])
             self.projection.build()
 
-    def make_projection(self, value_width: int, key_width: int, length: int | None) -> Projection:
-        """E and F of this layer."""
-        if self.max_length is None:
-            self.max_length = length
+    def _own_projection(self, value_width: int, key_width: int) -> Projection:
+        """E and F of this layer, without weights yet."""
         if self.max_length is None and self.projection_kind in ("linear", "random", "conv"):
             raise ValueError(
                 f"the length of the keys is not known, and projection={self.projection_kind!r} is built for the longest input; "
@@ -170,9 +173,11 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         folded_query = self._fold(query)
         tokens = [self._fold(x) for x in ([value] if key is None or key is value else [key, value])]
         masks = [self._fold_mask(mask) for mask in (value_mask, key_mask) if mask is not None]
+        if masks and lengths is not None:
+            masks.append(real_positions(ops.shape(tokens[0])[1], lengths))
         is_padding = None
         if attention_mask is not None:
-            seen_BS, is_padding = key_padding("attention_mask", attention_mask, value.shape[1])
+            seen_BS, is_padding = key_padding(attention_mask)
             masks.append(seen_BS)
         if masks:
             shape = ops.shape(tokens[0])[:2]
@@ -194,6 +199,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             present_BN = None if lengths_B is None else real_positions(ops.shape(tokens[0])[1], lengths_B)
             return KeysValues(self.key_dense(tokens[0]), self.value_dense(tokens[-1]), present_BN)
         projection = self._projection(shared_projection)
+        check_length("value", tokens[-1].shape[1], projection.max_length, TOO_LONG)
         # padding is zeroed before projecting: E mixes positions, a mask after it is too late
         tokens = [without_padding(x, lengths_B) for x in tokens]
         if len(tokens) == 1:
@@ -226,9 +232,10 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         self, query_BTHD, keys_BKHD, values_BKHD, mask_BTK=None, training=None, need_scores=False, is_causal=False
     ) -> tuple[Tensor, Tensor | None]:
         """`softmax(query keysᵀ / √D) values`; where nothing is dropped out and no scores are needed, they are not stored."""
-        if need_scores or (training and self.dropout):
+        # JAX fuses only what has keys and values of one size
+        if need_scores or (training and self.dropout) or self.key_dim != self.value_dim:
             return self._compute_attention(
-                query_BTHD, keys_BKHD, values_BKHD, mask_BTK, training, need_scores, use_causal_mask=is_causal
+                query_BTHD, keys_BKHD, values_BKHD, mask_BTK, training, return_attention_scores=True, use_causal_mask=is_causal
             )
         heads_BTHD = ops.dot_product_attention(
             query_BTHD,
@@ -245,8 +252,14 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         """`rows · W + b`, (B, K, H, D), where M is 1 (rows for all heads) or H (rows for each)."""
         if rows_BMKC.shape[1] == 1:
             return dense(rows_BMKC[:, 0])
+        if dense.quantization_mode is not None:  # its kernel is not the whole truth: run it on each head's rows, keep that head
+            return ops.stack([dense(rows_BMKC[:, head])[:, :, head] for head in range(self.num_heads)], axis=2)
         features_BKHD = ops.einsum("bhkc,chd->bkhd", rows_BMKC, ops.cast(dense.kernel, rows_BMKC.dtype))
-        return features_BKHD if dense.bias is None else features_BKHD + ops.cast(dense.bias, features_BKHD.dtype)
+        if dense.bias is not None:
+            features_BKHD = features_BKHD + ops.cast(dense.bias, features_BKHD.dtype)
+        if dense.activity_regularizer is not None:  # as its call would
+            self.add_loss(dense.activity_regularizer(features_BKHD))
+        return features_BKHD
 
     def _projection(self, handed_in: Projection | None) -> Projection:
         if (handed_in is None) is (self.sharing == "layerwise"):
@@ -267,15 +280,20 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         rank = len(self.axes) + len(self.other_axes) + 2
         for name, x in (("query", query), ("value", value), ("key", value if key is None else key)):
             check_features(name, tuple(x.shape), rank)
-        remedy = "truncate it, or build the layer with max_length="
-        if self.projection_kind in ("linear", "random"):
-            check_length("value", self._length(value.shape), self.max_length, f"{remedy}, or use a projection for any length")
+        if key is not None and tuple(key.shape[1:-1]) != tuple(value.shape[1:-1]):
+            raise ValueError(f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; there must be a value for each key")
+        if self.projection is not None:
+            check_length("value", self._length(value.shape), self.projection.max_length, TOO_LONG)
         if attention_mask is not None and rank != 3:
             raise ValueError(
                 f"an attention_mask with inputs of rank {rank}: flatten them to (batch, length, width), or pass value_mask"
             )
-        if lengths is not None and (attention_mask is not None or rank != 3):
-            raise ValueError("lengths and another mask, or inputs of more than 3 dimensions; give only one of them")
+        if attention_mask is not None:
+            check_attention_mask("attention_mask", tuple(attention_mask.shape), query.shape[1], value.shape[1])
+        if lengths is not None and rank != 3:
+            raise ValueError(f"lengths with inputs of rank {rank}: flatten them to (batch, length, width), or pass value_mask")
+        if lengths is not None and len(lengths.shape) != 1:
+            raise ValueError(f"lengths has shape {tuple(lengths.shape)}; it must be (batch,), the number of real tokens of each")
 
     def _sequence_axes(self, rank: int) -> tuple[int, ...]:
         """The axes attended over, as positive numbers."""
@@ -296,7 +314,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         """(B, …, C) to (B', N, C): the attention axes become the sequence, other axes part of the batch."""
         shape = ops.shape(x)
         if self.axes == (1,) and not self.other_axes:
-            return ops.reshape(x, shape)  # another tensor, without the mask that Keras ties to it: it is honoured here
+            return x
         moved = ops.transpose(x, (0, *self.other_axes, *self.axes, len(shape) - 1))
         return ops.reshape(moved, (-1, prod(shape[axis] for axis in self.axes), shape[-1]))
 

@@ -36,18 +36,25 @@ def check_length(name: str, length: Any, limit: int | None, remedy: str) -> None
         raise ValueError(f"{name} has {length} tokens but this was built for {limit}; {remedy}")
 
 
-def key_padding(name: str, mask: Tensor, length: Any) -> tuple[Tensor, Tensor]:
+def check_attention_mask(name: str, shape: tuple[int | None, ...], queries: Any, keys: Any) -> None:
+    """Refuse anything but (batch, queries, keys), also with heads before the queries, or without batch."""
+    if len(shape) not in (2, 3, 4):
+        raise ValueError(f"{name} has shape {shape}; it must be (batch, queries, keys)")
+    for what, size, allowed in (("queries", shape[-2], {1, queries}), ("keys", shape[-1], {keys})):
+        if size is not None and None not in allowed and size not in allowed:
+            raise ValueError(
+                f"{name} has shape {shape} but there are {queries} queries and {keys} keys; it must be (batch, queries, keys): "
+                f"{what} do not fit"
+            )
+
+
+def key_padding(mask: Tensor) -> tuple[Tensor, Tensor]:
     """(1 or B, S) of a (B, T, S) attention mask, and whether (1 or B) it says no more than which keys are padding.
 
     Queries that see nothing at all, as padding does under Keras's own masks, may stand beside others that see the same keys.
     """
-    shape = tuple(mask.shape)
-    if len(shape) not in (2, 3, 4):
-        raise ValueError(f"{name} has shape {shape}; it must be (batch, queries, keys)")
-    if isinstance(shape[-1], int) and isinstance(length, int) and shape[-1] != length:
-        raise ValueError(f"{name} has shape {shape} but there are {length} keys; it must be (batch, queries, keys)")
     mask = ops.cast(mask, "bool")
-    if len(shape) == 2:  # (queries, keys), for every example
+    if len(mask.shape) == 2:  # (queries, keys), for every example
         mask = ops.expand_dims(mask, 0)
     between = tuple(range(1, len(mask.shape) - 1))
     seen_by_any_BS = ops.any(mask, axis=between)
@@ -73,7 +80,7 @@ def poison_unless(is_right_B: Tensor, x: Tensor, complaint: str) -> Tensor:
     return x
 
 
-def check_ids(name: str, ids: Any, count: int, values: bool = True) -> None:
+def check_ids(name: str, ids: Any, count: int) -> None:
     """Refuse anything but (batch, length) integers from 0 to count - 1; what a graph will be fed is seen when it is fed."""
     shape, dtype = tuple(ids.shape), keras.backend.standardize_dtype(ids.dtype)
     if len(shape) != 2 or 0 in shape:
@@ -81,7 +88,7 @@ def check_ids(name: str, ids: Any, count: int, values: bool = True) -> None:
     # Keras itself hands on integers as floats where it converts what it is given
     if "int" not in dtype and "float" not in dtype:
         raise ValueError(f"{name} is {dtype}; it must hold integers, of shape (batch, length)")
-    held = value_of(ids) if values else None
+    held = value_of(ids)
     if held is not None and (held.min() < 0 or held.max() >= count or (held != held.astype("int64")).any()):
         raise ValueError(
             f"{name} holds values from {held.min()} to {held.max()}; only the integers 0 … {count - 1} are allowed: "

@@ -16,12 +16,23 @@ from .options import Options
 from .projection import Projection, make_projection
 from .tokens import Tensor
 
+OUTSIDE = "there are ids outside of the vocabulary; only the integers 0 … {} are allowed"
+
 
 class Source(NamedTuple):
     """What a decoder attends to."""
 
     states_BNC: Tensor
     lengths_B: Tensor | None
+
+
+class Beginning(NamedTuple):
+    """What generation begins with, the real tokens first, and what the decoder attends to beside them, layer by layer."""
+
+    ids_BN: Tensor
+    lengths_B: Tensor
+    types_BN: Tensor | None
+    sources: list[KeysValues | None]
 
 
 def normal(options: Options) -> keras.initializers.Initializer:
@@ -72,7 +83,7 @@ class Embeddings(keras.layers.Layer):
             embedded_BNC = embedded_BNC + ops.cast(self._positions(ops.shape(ids_BN)[1], first_B), embedded_BNC.dtype)
         # some backends clip or wrap what is not in the vocabulary, and would go on
         in_vocabulary_BN = ops.logical_and(ids_BN >= 0, ids_BN < self.options.vocab_size)
-        embedded_BNC = poison_unless(ops.all(in_vocabulary_BN, axis=1), embedded_BNC, "ids outside of the vocabulary")
+        embedded_BNC = poison_unless(ops.all(in_vocabulary_BN, axis=1), embedded_BNC, OUTSIDE.format(self.options.vocab_size - 1))
         return self.dropout(self.norm(embedded_BNC), training=training)
 
     def _positions(self, length: Any, first_B: Tensor | None) -> Tensor:
@@ -280,21 +291,19 @@ class Stack(keras.layers.Layer):
             return [None] * len(self.blocks)
         return [layer.read(source, self.shared_source_projection) for layer in self.blocks]
 
-    def start(
-        self, ids_BN: Tensor, lengths_B: Tensor, capacity: int, sources: list[KeysValues | None]
-    ) -> tuple[Tensor, list[Cache]]:
+    def start(self, beginning: Beginning, capacity: int) -> tuple[Tensor, list[Cache]]:
         """As `call`, with room for `capacity` tokens in all, and what `step` goes on with."""
-        x_BNC, caches = self.embeddings(ids_BN, training=False), []
-        for layer, source in zip(self.blocks, sources, strict=True):
-            x_BNC, cache = layer.start(x_BNC, lengths_B, capacity, self.shared_projection, source)
+        x_BNC, caches = self.embeddings(beginning.ids_BN, beginning.types_BN, training=False), []
+        for layer, source in zip(self.blocks, beginning.sources, strict=True):
+            x_BNC, cache = layer.start(x_BNC, beginning.lengths_B, capacity, self.shared_projection, source)
             caches.append(cache)
         return x_BNC if self.norm is None else self.norm(x_BNC), caches
 
     def step(
-        self, ids_B: Tensor, caches: list[Cache], seen_B: Tensor, sources: list[KeysValues | None]
+        self, ids_B1: Tensor, types_B1: Tensor | None, caches: list[Cache], seen_B: Tensor, sources: list[KeysValues | None]
     ) -> tuple[Tensor, list[Cache]]:
         """(B, C) hidden states of one more token of every example, which has `seen_B` before it."""
-        x_B1C, after = self.embeddings(ids_B[:, None], first_B=seen_B, training=False), []
+        x_B1C, after = self.embeddings(ids_B1, types_B1, first_B=seen_B, training=False), []
         for layer, cache, source in zip(self.blocks, caches, sources, strict=True):
             x_B1C, cache = layer.step(x_B1C, cache, seen_B, self.shared_projection, source)
             after.append(cache)

@@ -3,7 +3,8 @@
 Shapes: B batch, N length, C model size, V vocabulary.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ from keras import ops
 
 from ..models.options_linformer import choice, positive_integer, probability
 from .checks import check_ids
-from .generation import Decoder, Start, generate, prompts
-from .layers import Stack, dense, norm, normal
+from .generation import Decoder, Loops, generate, packed
+from .layers import Beginning, Stack, dense, norm, normal
 from .options import Options
 from .tokens import Order, Tensor, real_positions, real_tokens_first, take_tokens
 
@@ -49,26 +50,46 @@ def made_in(policy: Any) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def words_of(options: Options, name: str = "words") -> keras.layers.ReversibleEmbedding:
-    """The vocabulary: ids to vectors and, reversed, hidden states to logits."""
+def words_of(options: Options, speaks: bool = False, name: str = "words") -> keras.layers.ReversibleEmbedding:
+    """The vocabulary: ids to vectors and, in models that speak, hidden states to logits, with the same matrix or another."""
     return keras.layers.ReversibleEmbedding(
         options.vocab_size,
         options.d_model,
-        tie_weights=options.tied,
+        tie_weights=options.tied or not speaks,
         embeddings_initializer=normal(options),
         reverse_dtype="float32",
         name=name,
     )
 
 
+def checked_first(name: str) -> Callable[..., Any]:
+    """A method of `keras.Model` that takes data, and refuses it early."""
+    method = getattr(keras.Model, name)
+
+    @functools.wraps(method)
+    def checked(self: "LinformerModel", x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self.check_fed(x)
+        validation = kwargs.get("validation_data")
+        if isinstance(validation, tuple | list) and validation:
+            self.check_fed(validation[0])
+        return method(self, x, *args, **kwargs)
+
+    return checked
+
+
 class LinformerModel(keras.Model):
     """What all models share: options, reading of inputs, saving, checks of what is fed."""
+
+    is_by_token = False  # whether there is an output for each token
 
     def __init__(self, **options: Any):
         of_keras = {name: options.pop(name) for name in ("name", "dtype", "trainable") if name in options}
         checked = Options.of(options)
         super().__init__(**of_keras)
+        self.autocast = False  # ids that come as floats must not be rounded to other ids
+        self.supports_masking = True
         self.options = checked
+        self.loops = Loops()
         with made_in(self.dtype_policy):
             self.make(checked)
         self.build_parts()
@@ -102,53 +123,70 @@ class LinformerModel(keras.Model):
             config = {**config, "dtype": keras.dtype_policies.deserialize(config["dtype"])}
         return cls(**config)
 
-    def read(self, inputs: Any) -> Text:
-        """(B, N) ids, or a dict of them with `attention_mask` and `token_type_ids`, as tokenizers give it."""
-        named = inputs if isinstance(inputs, dict) else {"input_ids": inputs}
+    @property
+    def reader(self) -> Stack:
+        """The part that reads `input_ids`."""
+        return self.stack
+
+    def named(self, inputs: Any) -> dict[str, Any]:
+        """(B, N) ids, or a dict of them with `attention_mask` and `token_type_ids`, as tokenizers give it: by name, checked."""
+        named = dict(inputs) if isinstance(inputs, dict) else {"input_ids": inputs}
         for name in named:
             choice("an input", name, INPUTS)
         if "input_ids" not in named:
             raise ValueError(f"there are only {', '.join(named)}; input_ids are missing")
-        check_ids("input_ids", named["input_ids"], self.options.vocab_size)
+        shape = tuple(named["input_ids"].shape)
+        for name, given in named.items():
+            if name != "attention_mask":
+                count = self.options.vocab_size if name == "input_ids" else max(1, self.options.token_types)
+                check_ids(name, given, count)
+            if tuple(given.shape) != shape:
+                raise ValueError(f"{name} has shape {tuple(given.shape)} but input_ids {shape}; there must be one for each token")
+        self.reader.check_length(shape[1])
+        return named
+
+    def read(self, inputs: Any) -> Text:
+        """What a model is given, the real tokens first."""
+        named = self.named(inputs)
         ids_BN, mask_BN = ops.cast(named["input_ids"], "int32"), named.get("attention_mask")
-        types_BN = named.get("token_type_ids")
-        if types_BN is not None:
-            check_ids("token_type_ids", types_BN, max(1, self.options.token_types))
-            types_BN = ops.cast(types_BN, "int32")
+        types_BN = None if "token_type_ids" not in named else ops.cast(named["token_type_ids"], "int32")
         if mask_BN is None and self.options.pad_id is not None:
             mask_BN = ops.not_equal(ids_BN, self.options.pad_id)
         if mask_BN is None:
             return Text(ids_BN, types_BN, None)
-        if tuple(mask_BN.shape) != tuple(ids_BN.shape):
-            raise ValueError(f"attention_mask has shape {tuple(mask_BN.shape)} but input_ids {tuple(ids_BN.shape)}")
         order = real_tokens_first(ops.cast(mask_BN, "bool"))
         ids_BN, types_BN = (None if x is None else ops.take_along_axis(x, order.origin_BN, axis=1) for x in (ids_BN, types_BN))
         return Text(ids_BN, types_BN, order)
 
     def check_fed(self, x: Any) -> None:
-        """Refuse ids outside the vocabulary before a graph is fed with them: inside of it they could only become NaN."""
-        named = x if isinstance(x, dict) else {"input_ids": x}
-        limits = {"token_type_ids": max(1, self.options.token_types)}
-        for name, ids in named.items():
-            if isinstance(ids, np.ndarray) and name.endswith("_ids"):
-                check_ids(name, ids, limits.get(name, self.options.vocab_size))
+        """Refuse arrays that `call` would refuse before a graph is fed with them: inside of it values are not seen, and Keras
+        on JAX leaves a model without weights when its graph cannot be made."""
+        arrays = x.values() if isinstance(x, dict) else [x]
+        if all(isinstance(array, np.ndarray) for array in arrays):
+            self.checked(x)
 
-    def fit(self, x=None, *args: Any, **kwargs: Any):
-        self.check_fed(x)
-        return super().fit(x, *args, **kwargs)
+    def checked(self, inputs: Any) -> Any:
+        """What is wrong with inputs, if anything, is told."""
+        return self.named(inputs)
 
-    def evaluate(self, x=None, *args: Any, **kwargs: Any):
-        self.check_fed(x)
-        return super().evaluate(x, *args, **kwargs)
+    fit = checked_first("fit")
+    evaluate = checked_first("evaluate")
+    predict = checked_first("predict")
+    train_on_batch = checked_first("train_on_batch")
+    test_on_batch = checked_first("test_on_batch")
+    predict_on_batch = checked_first("predict_on_batch")
 
-    def predict(self, x, *args: Any, **kwargs: Any):
-        self.check_fed(x)
-        return super().predict(x, *args, **kwargs)
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """(B, N), True at real tokens, where there is an output for each: layers and losses behind it leave padding out."""
+        if not self.is_by_token:
+            return None
+        named = self.named(inputs)
+        if "attention_mask" in named:
+            return ops.cast(named["attention_mask"], "bool")
+        return None if self.options.pad_id is None else ops.not_equal(named["input_ids"], self.options.pad_id)
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
-        ids = inputs["input_ids"] if isinstance(inputs, dict) else inputs
-        check_ids("input_ids", ids, self.options.vocab_size, values=False)
-        return self.output_of(tuple(ids.shape))
+        return self.output_of(tuple(self.named(inputs)["input_ids"].shape))
 
     def output_of(self, shape: tuple[int | None, ...]) -> keras.KerasTensor:
         """What becomes of ids of this shape."""
@@ -165,6 +203,8 @@ class LinformerBackbone(LinformerModel):
 
     All models take the options of `linformer_kit.keras.Options`.
     """
+
+    is_by_token = True
 
     def make(self, options: Options) -> None:
         self.stack = Stack(options, words_of(options), name="stack")
@@ -290,8 +330,10 @@ class LinformerMaskedLM(LinformerModel):
     hidden.
     """
 
+    is_by_token = True
+
     def make(self, options: Options) -> None:
-        self.words = words_of(options)
+        self.words = words_of(options, speaks=True)
         self.stack = Stack(options, self.words, name="stack")
         self.head = Head(options, name="head")
 
@@ -319,8 +361,10 @@ class LinformerCausalLM(LinformerModel, Decoder):
     (2, 45)
     """
 
+    is_by_token = True
+
     def make(self, options: Options) -> None:
-        self.words = words_of(options)
+        self.words = words_of(options, speaks=True)
         self.decoder = Stack(options, self.words, is_decoder=True, name="decoder")
 
     def build_parts(self) -> None:
@@ -335,10 +379,14 @@ class LinformerCausalLM(LinformerModel, Decoder):
     def output_of(self, shape):
         return keras.KerasTensor((*shape, self.options.vocab_size), dtype="float32")
 
-    def start(self, inputs: dict[str, Tensor]) -> Start:
+    @property
+    def reader(self) -> Stack:
+        return self.decoder
+
+    def begin(self, inputs: dict[str, Tensor]) -> Beginning:
         text = self.read(inputs)
         assert text.lengths_B is not None
-        return Start(text.ids_BN, text.lengths_B, self.decoder.read(None))
+        return Beginning(text.ids_BN, text.lengths_B, text.types_BN, self.decoder.read(None))
 
     def logits(self, states_BC: Tensor) -> Tensor:
         return self.words(states_BC, reverse=True)
@@ -356,6 +404,7 @@ class LinformerCausalLM(LinformerModel, Decoder):
         The likeliest token each time; or, with a `temperature`, one drawn from all, or from the `top_k` likeliest. Behind
         `end_id` stands padding.
         """
-        given, prompt = prompts(self, inputs)
-        new = generate(self, prompt, prompt["input_ids"].shape[1], max_new_tokens, temperature, top_k, seed)
+        given, prompt = packed(self, inputs)
+        longest = int(prompt["attention_mask"].sum(axis=1).max())
+        new = generate(self, prompt, longest, max_new_tokens, temperature, top_k, seed)
         return np.concatenate([given, new], axis=1)

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from ..models.options_linformer import check_projection_options
 from .tokens import Tensor, at_least_float32, real_positions, take_tokens
-
-# which of the M matrices: E, F, or all of them
-PARTS = ("all", "keys", "values")
 
 
 class Projected(NamedTuple):
@@ -29,7 +27,8 @@ def segment_means(shape: tuple[int, int, int], dtype: str | None = None) -> Tens
     column_N = ops.arange(length, dtype="int32") * projected_length // length
     in_segment_NK = ops.cast(column_N[:, None] == ops.arange(projected_length, dtype="int32"), dtype)
     means_NK = in_segment_NK / ops.maximum(ops.sum(in_segment_NK, axis=0), 1)
-    return keras.random.normal(shape, stddev=0.1 * math.sqrt(projected_length) / length, dtype=dtype) + means_NK[:, None]
+    noise = keras.initializers.RandomNormal(stddev=0.1 * math.sqrt(projected_length) / length)
+    return noise(shape, dtype) + means_NK[:, None]
 
 
 def root_of_ratio(whole: Tensor, part: Tensor) -> Tensor:
@@ -57,6 +56,12 @@ class Projection(keras.layers.Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.matrices = matrices
+
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError(
+            "a projection that is handed to layers as shared_projection cannot be saved by a functional model, where each layer "
+            "would get its own back; write the model as a subclass of keras.Model, which saves its weights once"
+        )
 
     def compute_mask(self, *_: Any, **__: Any) -> None:
         """Rows are no tokens: the mask of these says nothing about them."""
@@ -271,17 +276,23 @@ class MaxProjection(PoolingProjection):
 
 
 def make_projection(
-    projection: str,
+    projection: str = "linear",
     *,
     embed_dim: int,
-    max_length: int,
-    projected_length: int,
-    sharing: str,
-    num_heads: int,
-    rescale: bool,
+    max_length: int = 512,
+    projected_length: int = 64,
+    sharing: str = "layerwise",
+    num_heads: int = 1,
+    rescale: bool = False,
     **kwargs: Any,
 ) -> Projection:
-    """The projection of one layer, or, with `sharing="layerwise"`, the one that a model owns and hands to its layers."""
+    """The projection of one layer, or, with `sharing="layerwise"`, the one that a model owns and hands to its layers.
+
+    >>> shared = make_projection("linear", embed_dim=64, max_length=1024, projected_length=32)
+    >>> tuple(shared(ops.zeros((2, 1000, 64))).rows_BMKC.shape)
+    (2, 1, 32, 64)
+    """
+    check_projection_options(projection, max_length, projected_length, sharing, rescale)
     matrices = {"none": 2 * num_heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
     match projection:
         case "linear":

@@ -7,8 +7,8 @@ import numpy as np
 from keras import ops
 
 from .checks import check_ids
-from .generation import Decoder, Start, generate, prompts
-from .layers import Source, Stack, of_decoder
+from .generation import Decoder, generate, packed
+from .layers import Beginning, Source, Stack, of_decoder
 from .models import LinformerModel, words_of
 from .options import Options
 from .tokens import Tensor
@@ -32,8 +32,8 @@ class LinformerSeq2Seq(LinformerModel, Decoder):
 
     def make(self, options: Options) -> None:
         # tied, the words of source, target and output are one matrix; untied, they are three
-        self.words = words_of(options)
-        self.target_words = self.words if options.tied else words_of(options, "target_words")
+        self.words = words_of(options, speaks=options.tied)
+        self.target_words = self.words if options.tied else words_of(options, speaks=True, name="target_words")
         self.encoder = Stack(options, self.words, name="encoder")
         self.decoder = Stack(of_decoder(options), self.target_words, is_decoder=True, has_source=True, name="decoder")
 
@@ -43,39 +43,43 @@ class LinformerSeq2Seq(LinformerModel, Decoder):
 
     def call(self, inputs: Any, training: bool | None = None) -> Tensor:
         """A dict of (B, N) `input_ids` and (B, T) `decoder_input_ids` to (B, T, V); padding of the target stands at its end."""
-        named = self._named(inputs)
-        target_BT = named.pop(TARGET)
-        check_ids(TARGET, target_BT, self.options.vocab_size)
+        named, target_BT = self.checked(inputs)
         states_BTC = self.decoder(ops.cast(target_BT, "int32"), source=self._encode(named, training), training=training)
         return self.target_words(states_BTC, reverse=True)
 
-    def _named(self, inputs: Any) -> dict[str, Any]:
+    @property
+    def reader(self) -> Stack:
+        return self.encoder
+
+    def checked(self, inputs: Any) -> tuple[dict[str, Any], Any]:
+        """The inputs of the encoder, by name, and the target."""
         if not isinstance(inputs, dict) or TARGET not in inputs:
             raise ValueError(
                 f"the input must be a dict of input_ids and {TARGET}, and may have an attention_mask; without a target, "
                 "call generate"
             )
-        return dict(inputs)
+        target_BT = inputs[TARGET]
+        check_ids(TARGET, target_BT, self.options.vocab_size)
+        self.decoder.check_length(target_BT.shape[1])
+        return self.named({name: given for name, given in inputs.items() if name != TARGET}), target_BT
 
     def _encode(self, named: dict[str, Any], training: bool | None) -> Source:
         text = self.read(named)
         return Source(self.encoder(text.ids_BN, text.lengths_B, text.types_BN, training=training), text.lengths_B)
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> keras.KerasTensor:
-        named = self._named(inputs)
-        check_ids("input_ids", named["input_ids"], self.options.vocab_size, values=False)
-        check_ids(TARGET, named[TARGET], self.options.vocab_size, values=False)
-        return keras.KerasTensor((*named[TARGET].shape, self.options.vocab_size), dtype="float32")
+        _, target = self.checked(inputs)
+        return keras.KerasTensor((*target.shape, self.options.vocab_size), dtype="float32")
 
     @property
     def start_id(self) -> int:
         """What every target begins with."""
         return (self.options.pad_id or 0) if self.options.start_id is None else self.options.start_id
 
-    def start(self, inputs: dict[str, Tensor]) -> Start:
+    def begin(self, inputs: dict[str, Tensor]) -> Beginning:
         sources = self.decoder.read(self._encode(inputs, False))
         ids_B1 = ops.full_like(inputs["input_ids"][:, :1], self.start_id, dtype="int32")
-        return Start(ids_B1, ops.ones_like(ids_B1[:, 0]), sources)
+        return Beginning(ids_B1, ops.ones_like(ids_B1[:, 0]), None, sources)
 
     def logits(self, states_BC: Tensor) -> Tensor:
         return self.target_words(states_BC, reverse=True)
@@ -93,7 +97,6 @@ class LinformerSeq2Seq(LinformerModel, Decoder):
         The likeliest token each time; or, with a `temperature`, one drawn from all, or from the `top_k` likeliest. Behind
         `end_id` stands padding.
         """
-        _, source = prompts(self, inputs)
-        self.encoder.check_length(source["input_ids"].shape[1])
+        _, source = packed(self, inputs)
         new = generate(self, source, 1, max_new_tokens, temperature, top_k, seed)
         return np.concatenate([np.full((len(new), 1), self.start_id, new.dtype), new], axis=1)

@@ -28,14 +28,27 @@ def real_tokens_first(mask_BN: Tensor) -> Order:
     lengths_B = rank_BN[:, -1]
     position_N = ops.arange(ops.shape(mask_BN)[1], dtype="int32")
     place_BN = ops.where(mask_BN, rank_BN - 1, lengths_B[:, None] + position_N - rank_BN)
-    return Order(lengths_B, ops.cast(ops.argsort(place_BN, axis=1), "int32"), place_BN)
+    return Order(lengths_B, inverse(place_BN), place_BN)
+
+
+def inverse(place_BN: Tensor) -> Tensor:
+    """Of every example the permutation that undoes this one."""
+    batch, length = ops.shape(place_BN)
+    flat_X1 = ops.reshape(place_BN + first_tokens(batch, length), (-1, 1))
+    position_BN = ops.zeros_like(place_BN) + ops.arange(length, dtype="int32")
+    origin_X = ops.scatter_update(ops.reshape(ops.zeros_like(place_BN), (-1,)), flat_X1, ops.reshape(position_BN, (-1,)))
+    return ops.reshape(origin_X, (-1, length))
+
+
+def first_tokens(batch: Any, length: Any) -> Tensor:
+    """(B, 1): the number of every example's first token, when those of all are counted through."""
+    return ops.expand_dims(ops.arange(batch, dtype="int32") * ops.cast(length, "int32"), 1)
 
 
 def take_tokens(x: Tensor, index_BX: Tensor) -> Tensor:
     """(B, N, …) to (B, X, …): of every example the tokens with these numbers."""
     batch, length = ops.shape(x)[:2]
-    first_B1 = ops.expand_dims(ops.arange(batch, dtype="int32") * ops.cast(length, "int32"), 1)
-    return ops.take(ops.reshape(x, (-1, *ops.shape(x)[2:])), index_BX + first_B1, axis=0)
+    return ops.take(ops.reshape(x, (-1, *ops.shape(x)[2:])), index_BX + first_tokens(batch, length), axis=0)
 
 
 def real_positions(length: Any, lengths_B: Tensor) -> Tensor:

@@ -152,10 +152,12 @@ def twins(model: Any) -> Twins:
             yield from of_stack(model.decoder, "decoder.")
             yield from of_words(model.target_words)
         case _:
-            raise TypeError(
-                f"{type(model).__name__} has no twin in PyTorch; those that have are LinearMultiHeadAttention, "
-                f"{', '.join(sorted(kind.__name__ for kind in MODELS.values()))}"
-            )
+            raise no_twin(model)
+
+
+def no_twin(model: Any) -> TypeError:
+    names = ", ".join(sorted(kind.__name__ for kind in MODELS.values()))
+    return TypeError(f"{type(model).__name__} has no twin in PyTorch; those that have are LinearMultiHeadAttention, {names}")
 
 
 def is_transposed(name: str) -> bool:
@@ -291,11 +293,9 @@ def to_torch(model: Any) -> torch.nn.Module:
     if isinstance(model, LinearMultiHeadAttention):
         twin = attention_in_torch(model)
     else:
-        name = next((name for name, kind in MODELS.items() if type(model) is kind), None)
+        name = next((name for name, kind in MODELS.items() if isinstance(model, kind)), None)
         if name is None:
-            raise TypeError(
-                f"{type(model).__name__} has no twin in PyTorch; those that have are {', '.join(map(str, MODELS.values()))}"
-            )
+            raise no_twin(model)
         options = model.options.config()
         fields = {field: options[name] for name, field in NAMES.items()}
         heads = model.options.heads
@@ -321,6 +321,8 @@ def attention_in_torch(layer: LinearMultiHeadAttention) -> Any:
     """An untrained `LinformerAttention` of the same sizes."""
     from linformer_kit import LinformerAttention
 
+    if not layer.built:
+        raise ValueError("this layer has no weights yet; call it, or build it, first")
     width = layer.query_dense.kernel.shape[0]
     others = {
         "value_dim": layer.value_dim == layer.key_dim,

@@ -1,0 +1,189 @@
+"""Bad input: an error that says what was wrong, eagerly and, as far as shapes are known, while a graph is made."""
+
+import keras
+import numpy as np
+import pytest
+from battery import normal
+
+from linformer_kit.keras import LinearMultiHeadAttention, Linformer, LinformerCausalLM, LinformerSeq2Seq
+
+SIZES = {"k": 6, "max_len": 32, "vocab_size": 30, "d_model": 16, "d_ff": 24, "n_heads": 2, "n_layers": 1}
+IDS = np.random.default_rng(0).integers(1, 30, (4, 20))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"projection_dim": 0}, "projection_dim is 0; it must be an integer of at least 1"),
+        ({"projection_dim": 2.5}, "projection_dim is 2.5; it must be an integer"),
+        ({"sharing": "headwize"}, "sharing is 'headwize'; it must be one of .* did you mean 'headwise'"),
+        ({"projection": "liner"}, "projection is 'liner'; it must be one of .* did you mean 'linear'"),
+        ({"projection": "none"}, "for ordinary attention say projection_dim=None"),
+        ({"projection": "mean", "sharing": "none"}, "projection='mean' has no matrices"),
+        ({"projection": "dynamic", "rescale": True}, "rescale=True makes up for the rows of E"),
+        ({"max_length": 0}, "max_length is 0"),
+        ({"sliding_window": 3}, "no window can be cut out of them"),
+        ({"num_heads": 0}, "num_heads"),
+        ({"key_dim": -1}, "key_dim"),
+    ],
+)
+def test_options_of_the_layer(options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        LinearMultiHeadAttention(**{"num_heads": 2, "key_dim": 4, "projection_dim": 3, **options})
+
+
+def test_an_option_that_does_not_exist():
+    with pytest.raises((TypeError, ValueError), match="projected_dim"):
+        LinearMultiHeadAttention(2, 4, projected_dim=3)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_shapes_of_the_layer(symbolic):
+    def given(*shape):
+        return keras.KerasTensor((None, *shape)) if symbolic else normal(2, *shape)
+
+    layer = LinearMultiHeadAttention(2, 4, 3)
+    layer.build((None, 10, 8), (None, 10, 8))
+    with pytest.raises(ValueError, match="value has 11 tokens but this was built for 10; truncate it"):
+        layer(given(11, 8), given(11, 8))
+    with pytest.raises(ValueError, match=r"query has shape .*; it must be \(batch, length, width\)"):
+        LinearMultiHeadAttention(2, 4, 3)(given(8), given(8))
+    with pytest.raises(ValueError, match="value has shape"):
+        layer(given(10, 8), given(4, 5, 8))
+    with pytest.raises(ValueError, match="it must hold at least one token"):
+        layer(given(10, 8), given(0, 8))
+    with pytest.raises(ValueError, match=r"attention_axes is 3; it must name axes between batch and width"):
+        LinearMultiHeadAttention(2, 4, 3, attention_axes=3)(given(5, 6, 8), given(5, 6, 8))
+    with pytest.raises(ValueError, match="but there are 10 queries and 10 keys"):
+        layer(given(10, 8), given(10, 8), attention_mask=given(10, 9))
+    with pytest.raises(ValueError, match="queries do not fit"):
+        layer(given(10, 8), given(10, 8), attention_mask=given(9, 10))
+    with pytest.raises(ValueError, match="there must be a value for each key"):
+        layer(given(10, 8), given(9, 8), given(10, 8))
+    with pytest.raises(ValueError, match=r"lengths has shape .*; it must be \(batch,\)"):
+        layer(given(10, 8), given(10, 8), lengths=given(10))
+    with pytest.raises(ValueError, match="flatten them"):
+        LinearMultiHeadAttention(2, 4, 3)(given(5, 6, 8), given(5, 6, 8), attention_mask=given(30, 30))
+
+
+def test_a_length_that_is_not_known():
+    inputs = keras.Input((None, 8))
+    with pytest.raises(ValueError, match=r"the length of the keys is not known.* say which with max_length="):
+        LinearMultiHeadAttention(2, 4, 3)(inputs, inputs)
+    for options in ({"max_length": 9}, {"projection": "dynamic"}, {"projection": "mean"}):
+        LinearMultiHeadAttention(2, 4, 3, **options)(inputs, inputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"k": 0}, "k is 0; it must be an integer of at least 1|projected_length is 0"),
+        ({"k": [4, 4]}, "k has 2 numbers but n_layers is 1"),
+        ({"max_len": -1}, "max_len is -1"),
+        ({"n_heads": 3}, "d_model=16 is not divisible by n_heads=3"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"sharing": "all"}, "sharing is 'all'"),
+        ({"projection": "none"}, "say full_attn=True"),
+        ({"activation": "gelo"}, "activation is 'gelo'.* did you mean 'gelu'"),
+        ({"positions": "rotary"}, "positions is 'rotary'"),
+        ({"pad_id": 30}, "pad_id is 30 but vocab_size is 30"),
+        ({"token_types": -1}, "token_types is -1"),
+        ({"epsilon": 0.0}, "epsilon is 0.0"),
+        ({"slots": 200}, "slots=200 is more than block_length=128"),
+        ({"n_classes": 0}, "n_classes is 0"),
+        ({"pooling": "last"}, "pooling is 'last'"),
+        ({"full_attn": "yes"}, "full_attn is 'yes'; it must be True or False"),
+    ],
+)
+def test_options_of_models(options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Linformer(**{**SIZES, **options})
+
+
+def test_an_option_of_a_model_that_does_not_exist():
+    with pytest.raises(TypeError, match="there is no option 'd_modle'; did you mean 'd_model'"):
+        Linformer(d_modle=16)
+
+
+@pytest.mark.parametrize("wrong", [-1, 30])
+def test_ids_outside_of_the_vocabulary(wrong):
+    model = Linformer(**SIZES)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    bad = IDS.copy()
+    bad[1, 3] = wrong
+    complaint = f"input_ids holds values from {bad.min()} to {bad.max()}; only the integers 0 … 29 are allowed"
+    for use in (model, lambda ids: model.predict(ids, verbose=0), lambda ids: model.fit(ids, np.zeros(4), verbose=0)):
+        with pytest.raises(ValueError, match=complaint):
+            use(bad)
+    with pytest.raises(ValueError, match=complaint):
+        model.evaluate({"input_ids": bad}, np.zeros(4), verbose=0)
+    with pytest.raises(ValueError, match="token_type_ids holds values from 1 to 1; only the integers 0 … 0"):
+        model.predict({"input_ids": IDS, "token_type_ids": np.ones_like(IDS)}, verbose=0)
+
+
+def test_ids_that_only_a_graph_sees_give_no_answer():
+    """Graphs that are not compiled may say so themselves; others cannot, and must not go on as if nothing were wrong."""
+    inputs = keras.Input((20,), dtype="int32")
+    model = keras.Model(inputs, Linformer(**SIZES)(inputs))
+    model.compile(jit_compile=keras.backend.backend() != "torch")
+    bad = IDS.copy()
+    bad[1, 3] = 30
+    if keras.backend.backend() == "torch":  # which has no graph
+        with pytest.raises(ValueError, match="only the integers 0 … 29"):
+            model.predict(bad, verbose=0)
+        return
+    probabilities = model.predict(bad, verbose=0)
+    assert np.isnan(probabilities[1]).all()
+    assert np.isfinite(probabilities[[0, 2, 3]]).all()
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_shapes_of_ids(symbolic):
+    model = Linformer(**SIZES)
+
+    def given(*shape):
+        return keras.KerasTensor((None, *shape), "int32") if symbolic else np.ones((2, *shape), "int32")
+
+    for shape in ((), (4, 5)):
+        with pytest.raises(ValueError, match=r"input_ids has shape .*; it must be \(batch, length\)"):
+            model(given(*shape))
+    with pytest.raises(ValueError, match="the input has 33 tokens but this was built for 32; truncate it"):
+        model(given(33))
+    with pytest.raises(ValueError, match="an input is 'ids'; it must be one of"):
+        model({"ids": given(5)})
+    with pytest.raises(ValueError, match="input_ids are missing"):
+        model({"attention_mask": given(5)})
+    with pytest.raises(ValueError, match="attention_mask has shape"):
+        model({"input_ids": given(5), "attention_mask": given(6)})
+    with pytest.raises(ValueError, match="a dict of input_ids and decoder_input_ids"):
+        LinformerSeq2Seq(**SIZES)(given(5))
+
+
+def test_fractions_are_no_ids():
+    with pytest.raises(ValueError, match="only the integers"):
+        Linformer(**SIZES)(np.full((2, 5), 1.5))
+    with pytest.raises(ValueError, match="input_ids is bool"):
+        Linformer(**SIZES)(np.ones((2, 5), bool))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 13}, "the input has 33 tokens but this was built for 32"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be larger than 0"),
+        ({"temperature": 1.0, "top_k": 31}, "top_k is 31 but vocab_size is 30"),
+        ({"top_k": 3}, "top_k is 3 but temperature is None"),
+    ],
+)
+def test_generation(options, complaint):
+    model = LinformerCausalLM(**SIZES)
+    with pytest.raises(ValueError, match=complaint):
+        model.generate(IDS, **{"max_new_tokens": 3, **options})
+
+
+def test_generation_from_nothing():
+    with pytest.raises(ValueError, match=r"examples \[1\] have no real token"):
+        LinformerCausalLM(**SIZES).generate(np.array([[3, 4], [0, 0]]))
+    with pytest.raises(ValueError, match="the input has 40 tokens but this was built for 32"):
+        LinformerSeq2Seq(**SIZES).generate(np.ones((1, 40), int))
