@@ -232,8 +232,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         self, query_BTHD, keys_BKHD, values_BKHD, mask_BTK=None, training=None, need_scores=False, is_causal=False
     ) -> tuple[Tensor, Tensor | None]:
         """`softmax(query keysᵀ / √D) values`; where nothing is dropped out and no scores are needed, they are not stored."""
-        # JAX fuses only what has keys and values of one size
-        if need_scores or (training and self.dropout) or self.key_dim != self.value_dim:
+        # JAX fuses only what has keys and values of one size, and on CPU nothing in float16
+        is_beyond_jax = keras.backend.backend() == "jax" and (self.key_dim != self.value_dim or self.compute_dtype == "float16")
+        if need_scores or (training and self.dropout) or is_beyond_jax:
             return self._compute_attention(
                 query_BTHD, keys_BKHD, values_BKHD, mask_BTK, training, return_attention_scores=True, use_causal_mask=is_causal
             )
@@ -258,7 +259,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if dense.bias is not None:
             features_BKHD = features_BKHD + ops.cast(dense.bias, features_BKHD.dtype)
         if dense.activity_regularizer is not None:  # as its call would
-            self.add_loss(dense.activity_regularizer(features_BKHD))
+            loss = dense.activity_regularizer(features_BKHD)
+            self.add_loss(loss / ops.cast(ops.shape(features_BKHD)[0], loss.dtype))
         return features_BKHD
 
     def _projection(self, handed_in: Projection | None) -> Projection:

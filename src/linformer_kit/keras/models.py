@@ -177,7 +177,7 @@ class LinformerModel(keras.Model):
     predict_on_batch = checked_first("predict_on_batch")
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """(B, N), True at real tokens, where there is an output for each: layers and losses behind it leave padding out."""
+        """(B, N), True at real tokens, where there is an output for each: layers behind it leave padding out."""
         if not self.is_by_token:
             return None
         named = self.named(inputs)

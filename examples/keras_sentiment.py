@@ -1,0 +1,103 @@
+"""Sentiment of long texts: a Linformer that is compiled and fitted.
+
+    python examples/keras_sentiment.py                          made-up reviews, about a minute
+    python examples/keras_sentiment.py --data FOLDER            train.jsonl and test.jsonl with "text" and "label", also gzipped
+
+`KERAS_BACKEND=jax`, `tensorflow` or `torch` before it chooses the backend.
+"""
+
+import argparse
+import gzip
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from linformer_kit.keras import Linformer
+
+PADDING, UNKNOWN = 0, 1
+GOOD, BAD = ("wonderful", "moving", "brilliant", "charming"), ("dull", "tedious", "awful", "clumsy")
+OTHERS = [f"{noun}{number}" for noun in ("scene", "actor", "line", "song", "story") for number in range(60)]
+
+
+def made_up_reviews(count, words, seed):
+    """Long reviews, one word in fifty an opinion, and three out of four opinions those of the verdict."""
+    rng = random.Random(seed)
+    for number in range(count):
+        text = rng.choices(OTHERS, k=rng.randint(words // 2, words))
+        for place in range(rng.randrange(50), len(text), 50):
+            text[place] = rng.choice(GOOD if (rng.random() < 0.75) == (number % 2) else BAD)
+        yield {"text": " ".join(text), "label": number % 2}
+
+
+def read_reviews(folder, split):
+    """The rows of train.jsonl or test.jsonl, or of the same with .gz."""
+    path = next(path for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz") if path.exists())
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def words_of(text):
+    return text.lower().split()
+
+
+def vocabulary_of(rows, size):
+    """The most frequent words, numbered from 2."""
+    counts = Counter(word for row in rows for word in words_of(row["text"]))
+    return {word: number for number, (word, _) in enumerate(counts.most_common(size - 2), start=2)}
+
+
+def arrays_of(rows, vocabulary, length):
+    """(B, N) ids, 0 behind the words of each text, and (B,) labels."""
+    ids = np.full((len(rows), length), PADDING, "int32")
+    for row, place in zip(rows, ids, strict=True):
+        known = [vocabulary.get(word, UNKNOWN) for word in words_of(row["text"])[:length]]
+        place[: len(known)] = known
+    return ids, np.array([row["label"] for row in rows])
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description="Sentiment of long texts with Keras.")
+    parser.add_argument("--data", type=Path, help="a folder with train.jsonl and test.jsonl; made-up reviews without it")
+    parser.add_argument("--words", type=int, default=512, help="of each text")
+    parser.add_argument("--examples", type=int, default=1600, help="of training at most; a quarter as many to test")
+    parser.add_argument("--epochs", type=int, default=4)
+    options = parser.parse_args(arguments)
+
+    if options.data is None:
+        train = list(made_up_reviews(options.examples, options.words, seed=0))
+        test = list(made_up_reviews(options.examples // 4, options.words, seed=1))
+    else:
+        rng = random.Random(0)
+        train, test = (read_reviews(options.data, split) for split in ("train", "test"))
+        train = rng.sample(train, min(len(train), options.examples))
+        test = rng.sample(test, min(len(test), options.examples // 4))
+    vocabulary = vocabulary_of(train, size=10_000)
+    x, y = arrays_of(train, vocabulary, options.words)
+    x_test, y_test = arrays_of(test, vocabulary, options.words)
+
+    model = Linformer(
+        k=64,
+        max_len=options.words,
+        vocab_size=len(vocabulary) + 2,
+        d_model=64,
+        d_ff=128,
+        n_heads=4,
+        n_layers=1,
+        dropout=0.1,
+        projection="dynamic",
+        n_classes=2,
+    )
+    model.compile(optimizer=keras.optimizers.Adam(2e-3), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    stop = keras.callbacks.EarlyStopping(monitor="val_accuracy", patience=2, restore_best_weights=True)
+    model.fit(x, y, batch_size=16, epochs=options.epochs, validation_split=0.1, callbacks=[stop], verbose=2)
+    _, accuracy = model.evaluate(x_test, y_test, verbose=0)
+    print(f"{accuracy:.1%} of {len(test)} unseen texts of up to {options.words} words, with {keras.backend.backend()}")
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()
