@@ -38,12 +38,13 @@ docs: setup ## write docs/configuration.md again, from the types of the configur
 	$(BIN)/python -c 'from pathlib import Path; from linformer_kit.training.config_page import reference_page; \
 	  Path("docs/configuration.md").write_text(reference_page(), encoding="utf-8")'
 
-bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (about two hours; resumes)
+bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (over two hours; resumes)
 	$(BIN)/python benchmarks/choices.py
 	$(BIN)/python benchmarks/parts.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/models_profile.py
+	$(BIN)/python benchmarks/keras_layers.py
 	$(BIN)/python benchmarks/training.py $(if $(IMDB),--data $(IMDB))
 
 clean: ## remove what these targets made, results/ excepted

@@ -313,8 +313,12 @@ def test_it_may_be_built_while_a_graph_is_made():
 def test_lengths_and_masks_are_both_honoured():
     layer, x = built(12), normal(2, 12, 12)
     mask = np.arange(12) < [[12], [4]]
-    both = layer(x, x, lengths=np.array([7, 9]), value_mask=mask)
-    assert_close(both, layer(x, x, lengths=np.array([7, 4])))
+    expected = layer(x, x, lengths=np.array([7, 4]))
+    for call in ({"value_mask": mask}, {"attention_mask": mask[:, None]}, {"key_mask": mask, "attention_mask": mask[:, None]}):
+        assert_close(layer(x, x, lengths=np.array([7, 9]), **call), expected)
+    for wrong in (13, -1):
+        with pytest.raises(ValueError, match="lengths holds numbers that are not from 0 to 12"):
+            layer(x, x, lengths=np.array([7, wrong]))
 
 
 def test_a_shared_projection_in_a_functional_model_is_not_saved_as_several(tmp_path):
@@ -343,3 +347,18 @@ def test_quantised_it_is_nearly_itself_and_activities_are_regularised(sharing):
         warnings.simplefilter("ignore")  # Keras warns of the inputs of every model it quantises
         model.quantize("int8")
     np.testing.assert_allclose(model.predict(x, verbose=0), exact, atol=0.1 * np.abs(exact).max())
+
+
+def test_gradients_reach_every_weight_of_every_projection_and_sharing():
+    """All layers side by side in one model: one graph to compile."""
+    inputs = keras.Input((9, 12))
+    layers = [LinearMultiHeadAttention(3, 4, 5, projection=projection, sharing=sharing) for projection, sharing in COMBINATIONS]
+    model = keras.Model(inputs, keras.layers.Add()([layer(inputs, inputs) for layer in layers]))
+    randomise(model)
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    before = [numpy(weight) for weight in model.weights]
+    model.train_on_batch(normal(2, 9, 12), normal(2, 9, 12))
+    for weight, old in zip(model.weights, before, strict=True):
+        # a random E is not learnt; the softmax does not see what all keys have in common, in float32 nearly
+        change, is_learnt = np.abs(numpy(weight) - old).max(), weight.trainable and "key/bias" not in weight.path
+        assert (change > 1e-5) == is_learnt, (weight.path, change)

@@ -172,24 +172,26 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         self._check_call(query, value, key, attention_mask, use_causal_mask, lengths)
         folded_query = self._fold(query)
         tokens = [self._fold(x) for x in ([value] if key is None or key is value else [key, value])]
+        length = ops.shape(tokens[0])[1]
         masks = [self._fold_mask(mask) for mask in (value_mask, key_mask) if mask is not None]
-        if masks and lengths is not None:
-            masks.append(real_positions(ops.shape(tokens[0])[1], lengths))
-        is_padding = None
         if attention_mask is not None:
-            seen_BS, is_padding = key_padding(attention_mask)
+            seen_BS, is_padding_B = key_padding(attention_mask)
             masks.append(seen_BS)
+            folded_query = poison_unless(is_padding_B, folded_query, f"the attention_mask {NOT_A_PADDING_MASK}")
+        if lengths is not None:
+            lengths = ops.cast(lengths, "int32")
+            is_length_B = ops.logical_and(lengths >= 0, lengths <= length)
+            folded_query = poison_unless(is_length_B, folded_query, f"lengths holds numbers that are not from 0 to {length}")
+            lengths = ops.clip(lengths, 0, length)
+            masks += [real_positions(length, lengths)] if masks else []
         if masks:
-            shape = ops.shape(tokens[0])[:2]
-            mask_BN = ops.broadcast_to(ops.cast(masks[0], "bool"), shape)
+            mask_BN = ops.broadcast_to(ops.cast(masks[0], "bool"), ops.shape(tokens[0])[:2])
             for mask in masks[1:]:
                 mask_BN = ops.logical_and(mask_BN, ops.cast(mask, "bool"))
             lengths, origin_BN, _ = real_tokens_first(mask_BN)
             tokens = [take_tokens(x, origin_BN) for x in tokens]
         context = self.project(tokens, lengths, shared_projection)
         output, scores = self.attend(folded_query, context, training, return_attention_scores)
-        if is_padding is not None:
-            output = poison_unless(is_padding, output, f"the attention_mask {NOT_A_PADDING_MASK}")
         output = self._unfold(output, query)
         return (output, self._unfold_scores(scores, query)) if return_attention_scores else output
 
@@ -314,9 +316,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
 
     def _fold(self, x: Tensor) -> Tensor:
         """(B, …, C) to (B', N, C): the attention axes become the sequence, other axes part of the batch."""
-        shape = ops.shape(x)
         if self.axes == (1,) and not self.other_axes:
             return x
+        shape = ops.shape(x)
         moved = ops.transpose(x, (0, *self.other_axes, *self.axes, len(shape) - 1))
         return ops.reshape(moved, (-1, prod(shape[axis] for axis in self.axes), shape[-1]))
 

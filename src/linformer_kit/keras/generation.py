@@ -19,18 +19,54 @@ STRIDE = 64
 
 
 class Decoder:
-    """What a model must offer to be generated with."""
+    """A model that generates: what it must offer, and `generate`."""
 
     options: Any
     decoder: Stack
     loops: "Loops"
 
     def begin(self, inputs: dict[str, Tensor]) -> Beginning:
+        """From inputs, packed, to what the decoder begins with."""
         raise NotImplementedError
 
     def logits(self, states_BC: Tensor) -> Tensor:
         """(B, C) hidden states to (B, V)."""
         raise NotImplementedError
+
+    def first_ids(self, given_BN: np.ndarray, longest: int) -> tuple[np.ndarray, int]:
+        """The ids that the result begins with, of inputs with at most `longest` real tokens; and how many the decoder has read."""
+        raise NotImplementedError
+
+    def generate(
+        self,
+        inputs: Any,
+        max_new_tokens: int = 64,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        seed: int | None = None,
+    ) -> np.ndarray:
+        """Ids of prompts or sources, 0 where there is none, to those that come next.
+
+        After prompts (B, N) a causal LM gives (B, N + T), the prompts themselves first; for sources an encoder-decoder gives
+        (B, 1 + T), `start_id` first. T is `max_new_tokens`, or less if all examples end before; behind `end_id` stands padding.
+        The likeliest token is taken each time; or, with a `temperature`, one is drawn from all, or from the `top_k` likeliest.
+        """
+        positive_integer("max_new_tokens", max_new_tokens)
+        if temperature is not None and not temperature > 0:
+            raise ValueError(f"temperature is {temperature!r}; it must be larger than 0, or None for the likeliest token each time")
+        if top_k is not None and positive_integer("top_k", top_k) > self.options.vocab_size:
+            raise ValueError(f"top_k is {top_k} but vocab_size is {self.options.vocab_size}; choose fewer")
+        if top_k is not None and temperature is None:
+            raise ValueError(f"top_k is {top_k} but temperature is None: nothing is drawn; give a temperature, such as 1.0")
+        given_BN, fed = packed(self, inputs)
+        first, count = self.first_ids(given_BN, int(fed["attention_mask"].sum(axis=1).max()))
+        self.decoder.check_length(count + max_new_tokens)
+        batch, length = fed["input_ids"].shape
+        fed["draws"] = np.random.default_rng(seed).random((batch, max_new_tokens), "float32")
+        fed["temperature"] = np.full((batch, 1), temperature or 1.0, "float32")
+        loop = self.loops.get(self, length, max_new_tokens, temperature is not None, top_k)
+        new_BT, needed_B = map(np.asarray, loop.predict_on_batch(fed))
+        return np.concatenate([first, new_BT[:, : int(needed_B[0])]], axis=1)
 
 
 class Loops:
@@ -134,31 +170,3 @@ def packed(model: Any, inputs: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
             result[name] = np.zeros((len(ids), length), "int32")
             result[name][is_real] = named[name][mask]
     return ids, result
-
-
-def generate(
-    model: Any,
-    inputs: dict[str, np.ndarray],
-    beginning: int,
-    max_new_tokens: int,
-    temperature: float | None,
-    top_k: int | None,
-    seed: int | None,
-) -> np.ndarray:
-    """(B, T) new ids after packed inputs; the longest `beginning` of the decoder has so many tokens."""
-    positive_integer("max_new_tokens", max_new_tokens)
-    if temperature is not None and not temperature > 0:
-        raise ValueError(f"temperature is {temperature!r}; it must be larger than 0, or None for the likeliest token each time")
-    if top_k is not None and positive_integer("top_k", top_k) > model.options.vocab_size:
-        raise ValueError(f"top_k is {top_k} but vocab_size is {model.options.vocab_size}; choose fewer")
-    if top_k is not None and temperature is None:
-        raise ValueError(f"top_k is {top_k} but temperature is None: nothing is drawn; give a temperature, such as 1.0")
-    model.decoder.check_length(beginning + max_new_tokens)
-    batch, length = inputs["input_ids"].shape
-    loop = model.loops.get(model, length, max_new_tokens, temperature is not None, top_k)
-    drawn_by = {
-        "draws": np.random.default_rng(seed).random((batch, max_new_tokens), "float32"),
-        "temperature": np.full((batch, 1), temperature or 1.0, "float32"),
-    }
-    new, count = loop.predict_on_batch({**inputs, **drawn_by})
-    return np.asarray(new)[:, : int(np.asarray(count)[0])]

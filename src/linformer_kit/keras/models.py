@@ -14,7 +14,7 @@ from keras import ops
 
 from ..models.options_linformer import choice, positive_integer, probability
 from .checks import check_ids
-from .generation import Decoder, Loops, generate, packed
+from .generation import Decoder, Loops
 from .layers import Beginning, Stack, dense, norm, normal
 from .options import Options
 from .tokens import Order, Tensor, real_positions, real_tokens_first, take_tokens
@@ -155,7 +155,7 @@ class LinformerModel(keras.Model):
         if mask_BN is None:
             return Text(ids_BN, types_BN, None)
         order = real_tokens_first(ops.cast(mask_BN, "bool"))
-        ids_BN, types_BN = (None if x is None else ops.take_along_axis(x, order.origin_BN, axis=1) for x in (ids_BN, types_BN))
+        ids_BN, types_BN = (None if x is None else take_tokens(x, order.origin_BN) for x in (ids_BN, types_BN))
         return Text(ids_BN, types_BN, order)
 
     def check_fed(self, x: Any) -> None:
@@ -391,20 +391,5 @@ class LinformerCausalLM(LinformerModel, Decoder):
     def logits(self, states_BC: Tensor) -> Tensor:
         return self.words(states_BC, reverse=True)
 
-    def generate(
-        self,
-        inputs: Any,
-        max_new_tokens: int = 64,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        seed: int | None = None,
-    ) -> np.ndarray:
-        """(B, N) ids of prompts, 0 where there is none, to (B, N + T): with what the model says comes next.
-
-        The likeliest token each time; or, with a `temperature`, one drawn from all, or from the `top_k` likeliest. Behind
-        `end_id` stands padding.
-        """
-        given, prompt = packed(self, inputs)
-        longest = int(prompt["attention_mask"].sum(axis=1).max())
-        new = generate(self, prompt, longest, max_new_tokens, temperature, top_k, seed)
-        return np.concatenate([given, new], axis=1)
+    def first_ids(self, given_BN: np.ndarray, longest: int) -> tuple[np.ndarray, int]:
+        return given_BN, longest

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from .checks import check_ids
-from .generation import Decoder, generate, packed
+from .generation import Decoder
 from .layers import Beginning, Source, Stack, of_decoder
 from .models import LinformerModel, words_of
 from .options import Options
@@ -84,19 +84,5 @@ class LinformerSeq2Seq(LinformerModel, Decoder):
     def logits(self, states_BC: Tensor) -> Tensor:
         return self.target_words(states_BC, reverse=True)
 
-    def generate(
-        self,
-        inputs: Any,
-        max_new_tokens: int = 64,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        seed: int | None = None,
-    ) -> np.ndarray:
-        """(B, N) ids of sources, 0 where there is none, to (B, 1 + T) ids of targets, which begin with `start_id`.
-
-        The likeliest token each time; or, with a `temperature`, one drawn from all, or from the `top_k` likeliest. Behind
-        `end_id` stands padding.
-        """
-        _, source = packed(self, inputs)
-        new = generate(self, source, 1, max_new_tokens, temperature, top_k, seed)
-        return np.concatenate([np.full((len(new), 1), self.start_id, new.dtype), new], axis=1)
+    def first_ids(self, given_BN: np.ndarray, longest: int) -> tuple[np.ndarray, int]:
+        return np.full((len(given_BN), 1), self.start_id, "int32"), 1
