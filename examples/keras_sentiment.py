@@ -24,11 +24,11 @@ OTHERS = [f"{noun}{number}" for noun in ("scene", "actor", "line", "song", "stor
 
 
 def made_up_reviews(count, words, seed):
-    """Long reviews, one word in fifty an opinion, and three out of four opinions those of the verdict."""
+    """Long reviews, one word in twenty an opinion, and three out of four opinions those of the verdict."""
     rng = random.Random(seed)
     for number in range(count):
         text = rng.choices(OTHERS, k=rng.randint(words // 2, words))
-        for place in range(rng.randrange(50), len(text), 50):
+        for place in range(rng.randrange(20), len(text), 20):
             text[place] = rng.choice(GOOD if (rng.random() < 0.75) == (number % 2) else BAD)
         yield {"text": " ".join(text), "label": number % 2}
 

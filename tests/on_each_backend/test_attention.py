@@ -329,6 +329,8 @@ def test_a_shared_projection_in_a_functional_model_is_not_saved_as_several(tmp_p
     assert model.predict(normal(2, 9, 8), verbose=0).shape == (2, 9, 8)
     with pytest.raises(NotImplementedError, match="write the model as a subclass"):
         model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="was made with projected_length=3 but this layer needs 4"):
+        LinearMultiHeadAttention(2, 4, 4, sharing="layerwise")(normal(2, 9, 8), normal(2, 9, 8), shared_projection=shared)
     with pytest.raises(ValueError, match="value has 10 tokens but this was built for 9"):
         LinearMultiHeadAttention(2, 4, 3, sharing="layerwise")(normal(2, 10, 8), normal(2, 10, 8), shared_projection=shared)
 
@@ -362,3 +364,12 @@ def test_gradients_reach_every_weight_of_every_projection_and_sharing():
         # a random E is not learnt; the softmax does not see what all keys have in common, in float32 nearly
         change, is_learnt = np.abs(numpy(weight) - old).max(), weight.trainable and "key/bias" not in weight.path
         assert (change > 1e-5) == is_learnt, (weight.path, change)
+
+
+def test_full_attention_honours_lengths_beside_any_mask():
+    layer, x = built(6, projection_dim=None), normal(2, 6, 12)
+    expected = layer(x, x, value_mask=np.arange(6) < [[6], [2]])
+    for mask in (None, np.ones((6, 6), bool), np.ones((2, 6, 6), bool), np.ones((2, 3, 6, 6), bool), np.ones((2, 1, 6, 6), bool)):
+        assert_close(layer(x, x, lengths=[6, 2], attention_mask=mask), expected)
+    with pytest.raises(ValueError, match="lengths holds numbers that are not from 0 to 6"):
+        layer(x, x, lengths=[99, 2])

@@ -23,8 +23,11 @@ IDS = np.random.default_rng(0).integers(1, 30, (4, 20))
         ({"projection": "dynamic", "rescale": True}, "rescale=True makes up for the rows of E"),
         ({"max_length": 0}, "max_length is 0"),
         ({"sliding_window": 3}, "no window can be cut out of them"),
-        ({"num_heads": 0}, "num_heads"),
-        ({"key_dim": -1}, "key_dim"),
+        ({"num_heads": 0}, "num_heads is 0"),
+        ({"num_heads": True}, "num_heads is True"),
+        ({"key_dim": -1}, "key_dim is -1"),
+        ({"dropout": None}, "dropout is None"),
+        ({"projection_dim": None, "sharing": "all"}, "sharing is 'all'"),
     ],
 )
 def test_options_of_the_layer(options, complaint):
@@ -89,6 +92,10 @@ def test_a_length_that_is_not_known():
         ({"pad_id": 30}, "pad_id is 30 but vocab_size is 30"),
         ({"token_types": -1}, "token_types is -1"),
         ({"epsilon": 0.0}, "epsilon is 0.0"),
+        ({"epsilon": "small"}, "epsilon is 'small'; it must be a number"),
+        ({"pad_id": True}, "pad_id is True"),
+        ({"k": True}, "k is True"),
+        ({"n_classes": 1}, "the softmax over one class is always 1"),
         ({"slots": 200}, "slots=200 is more than block_length=128"),
         ({"n_classes": 0}, "n_classes is 0"),
         ({"pooling": "last"}, "pooling is 'last'"),
@@ -133,6 +140,11 @@ def test_ids_that_only_a_graph_sees_give_no_answer():
             model.predict(bad, verbose=0)
         return
     probabilities = model.predict(bad, verbose=0)
+    named = {"input_ids": inputs, "token_type_ids": keras.Input((20,), dtype="int32")}
+    typed = keras.Model(named, Linformer(**SIZES)(named))
+    types = np.zeros_like(IDS)
+    types[2] = 1  # there is one kind of tokens
+    assert np.isnan(typed.predict({"input_ids": IDS, "token_type_ids": types}, verbose=0)).any(axis=1).tolist() == [0, 0, 1, 0]
     assert np.isnan(probabilities[1]).all()
     assert np.isfinite(probabilities[[0, 2, 3]]).all()
 
@@ -171,6 +183,7 @@ def test_fractions_are_no_ids():
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"max_new_tokens": 13}, "the input has 33 tokens but this was built for 32"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"temperature": 0.0}, "temperature is 0.0; it must be larger than 0"),
         ({"temperature": 1.0, "top_k": 31}, "top_k is 31 but vocab_size is 30"),
         ({"top_k": 3}, "top_k is 3 but temperature is None"),

@@ -15,10 +15,14 @@ WAYS = [{"block_length": 4}, {"block_length": 13, "projection": "conv"}, {"decod
 
 
 def greedily(model, ids, steps, **source):
-    """The likeliest token each time, the whole input read again for each."""
-    for _ in range(steps):
-        logits = numpy(model({**source, "decoder_input_ids": ids} if source else ids))
-        ids = np.concatenate([ids, logits[:, -1:].argmax(axis=-1)], axis=1)
+    """The likeliest token each time, the whole input read again for each; padded to one length, for one graph to serve all."""
+    first = ids.shape[1]
+    ids = np.pad(ids, ((0, 0), (0, steps)))
+    name = "decoder_input_ids" if source else "input_ids"
+    for count in range(first, first + steps):
+        mask = {} if source else {"attention_mask": np.broadcast_to(np.arange(first + steps) < count, ids.shape).astype("int32")}
+        logits = model.predict_on_batch({**source, **mask, name: ids})
+        ids[:, count] = logits[:, count - 1].argmax(axis=-1)
     return ids
 
 
@@ -90,6 +94,16 @@ def test_new_weights_are_used_and_the_loop_is_not_part_of_the_model(tmp_path):
     assert (after != before).any()
 
 
+def test_adapters_added_later_are_used():
+    model = randomise(LinformerCausalLM(**SIZES, block_length=4))
+    model.generate(IDS, max_new_tokens=4)
+    outer = model.decoder.blocks[0].outer
+    outer.enable_lora(2)
+    for matrix in (outer.lora_kernel_a, outer.lora_kernel_b):
+        matrix.assign(RNG.normal(size=matrix.shape))
+    np.testing.assert_array_equal(model.generate(IDS, max_new_tokens=4), greedily(model, IDS, 4))
+
+
 def test_it_learns_to_copy():
     source = RNG.integers(3, 30, (16, 6))
     target = np.concatenate([source, np.full((16, 1), 2)], axis=1)
@@ -116,7 +130,7 @@ def test_new_tokens_are_of_the_kind_of_the_last():
     ids, types = IDS, np.arange(13) % 2 * np.ones_like(IDS)
     generated = model.generate({"input_ids": ids, "token_type_ids": types}, max_new_tokens=5)
     for _ in range(5):
-        logits = numpy(model({"input_ids": ids, "token_type_ids": types}))
+        logits = numpy(model({"input_ids": ids, "token_type_ids": types, "attention_mask": np.ones_like(ids)}))
         ids = np.concatenate([ids, logits[:, -1:].argmax(axis=-1)], axis=1)
         types = np.concatenate([types, types[:, -1:]], axis=1)
     np.testing.assert_array_equal(generated, ids)

@@ -228,3 +228,42 @@ def test_what_is_refused_leaves_the_model_as_it_was():
     with pytest.raises(ValueError, match="the input has 40 tokens but this was built for 32"):
         model.fit(IDS, CLASSES, validation_data=(too_long, np.zeros(2)), verbose=0)
     np.testing.assert_array_equal(model.predict(IDS, verbose=0), before)
+
+
+class TooLong(keras.utils.PyDataset):
+    """What only the graph will see: a batch of more tokens than the model was built for."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, number):
+        return (np.ones((2, 40), "int32"),)
+
+
+def test_what_is_refused_inside_leaves_the_model_as_it_was():
+    model = Linformer(**SIZES, n_classes=3)
+    before = model.predict(IDS, verbose=0)
+    with pytest.raises(ValueError, match="the input has 40 tokens but this was built for 32"):
+        model.predict(TooLong(), verbose=0)
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), before)
+    assert_close(model(IDS), before)
+
+
+def test_an_empty_source_is_nothing_to_attend_to():
+    for options in ({"full_attn": True}, {}):
+        model = randomise(LinformerSeq2Seq(**SIZES, **options))
+        short, long = (model({"input_ids": np.zeros((1, n), int), "decoder_input_ids": IDS[:1]}) for n in (4, 9))
+        assert_close(short, long)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="SavedModel is TensorFlow's; JAX exports to it too")
+def test_models_are_exported(tmp_path):
+    import tensorflow as tf
+
+    model = randomise(Linformer(**SIZES, n_classes=3))
+    model.export(tmp_path / "classifier", verbose=False)
+    served = tf.saved_model.load(tmp_path / "classifier").serve
+    lengths = (20, 7) if keras.backend.backend() == "tensorflow" else (32,)
+    for length in lengths:
+        ids = RNG.integers(0, 30, (3, length)).astype("int32")
+        assert_close(served(ids).numpy(), model.predict(ids, verbose=0))

@@ -1,5 +1,7 @@
 """Weights go to PyTorch and back; both sides say the same."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -144,6 +146,23 @@ def test_what_has_no_twin_is_refused(tmp_path):
         from_torch(tmp_path)
     with pytest.raises(TypeError, match="Dense has no twin in PyTorch"):
         to_torch(keras.layers.Dense(3))
+    with pytest.raises(ValueError, match="what is to be changed is 'n_heads'; it must be one of"):
+        from_torch(in_torch("LinformerForCausalLM"), n_heads=2)
+    with pytest.raises(ValueError, match="this layer has no weights yet"):
+        to_torch(LinearMultiHeadAttention(2, 4, 3))
+    quantised = from_torch(in_torch("LinformerForCausalLM"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras warns of every layer that has nothing to quantise
+        quantised.quantize("int8")
+    with pytest.raises(ValueError, match="the model is quantised"):
+        to_torch(quantised)
+    with pytest.raises(ValueError, match="a causal way of attending that LinformerAttention does not have"):
+        to_torch(from_torch(in_torch("LinformerForCausalLM")).decoder.blocks[0].attention)
+    for projection_dim in (3, None):
+        layer = LinearMultiHeadAttention(2, 4, projection_dim, attention_axes=2)
+        layer.build((None, 5, 9, 8), (None, 5, 9, 8))
+        with pytest.raises(ValueError, match="a sequence of several axes that LinformerAttention does not have"):
+            to_torch(layer)
     for options in ({"value_dim": 3}, {"output_shape": 3}, {"use_gate": True}):
         layer = LinearMultiHeadAttention(2, 4, 3, **options)
         layer.build((None, 9, 8), (None, 9, 8))

@@ -15,8 +15,16 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from ..models.options_linformer import check_projection_options, plain_number, positive_integer
-from .checks import NOT_A_PADDING_MASK, check_attention_mask, check_features, check_length, key_padding, poison_unless
+from ..models.options_linformer import check_projection_options, plain_number, positive_integer, probability
+from .checks import (
+    NOT_A_PADDING_MASK,
+    check_attention_mask,
+    check_features,
+    check_length,
+    check_lengths,
+    key_padding,
+    poison_unless,
+)
 from .projection import Projection, make_projection
 from .tokens import Tensor, real_positions, real_tokens_first, take_tokens, without_padding
 
@@ -29,6 +37,17 @@ class KeysValues(NamedTuple):
     keys_BKHD: Tensor
     values_BKHD: Tensor
     present_BK: Tensor | None  # False at rows that take no part in the softmax
+
+
+def nothing_for_nobody(context: KeysValues, lengths_B: Tensor | None) -> KeysValues:
+    """Examples without real tokens have values of zero, so that their outputs are b_O; their softmax may run over anything."""
+    if lengths_B is None:
+        return context
+    keys_BKHD, values_BKHD, present_BK = context
+    nothing_B = ops.equal(lengths_B, 0)
+    values_BKHD = ops.where(nothing_B[:, None, None, None], ops.zeros_like(values_BKHD), values_BKHD)
+    present_BK = None if present_BK is None else ops.logical_or(present_BK, nothing_B[:, None])
+    return KeysValues(keys_BKHD, values_BKHD, present_BK)
 
 
 @keras.saving.register_keras_serializable(package="linformer_kit")
@@ -71,7 +90,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         sliding_window: int | None = None,
         **of_multi_head_attention: Any,
     ):
-        super().__init__(plain_number(num_heads), plain_number(key_dim), sliding_window=sliding_window, **of_multi_head_attention)
+        sizes = (positive_integer("num_heads", num_heads), positive_integer("key_dim", key_dim))
+        probability("dropout", plain_number(of_multi_head_attention.get("dropout", 0.0)))
+        super().__init__(*sizes, sliding_window=sliding_window, **of_multi_head_attention)
         self.projection_dim = plain_number(projection_dim)
         self.sharing = sharing
         self.projection_kind = projection
@@ -81,13 +102,14 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         self.projection: Projection | None = None
         if max_length is not None:
             positive_integer("max_length", max_length)
+        if projection_dim is not None:
+            positive_integer("projection_dim", projection_dim)
+        if projection == "none":
+            raise ValueError("projection is 'none'; for ordinary attention say projection_dim=None")
+        check_projection_options(projection, self.max_length or 1, self.projection_dim or 1, sharing, rescale)
         if projection_dim is None:
             self._attention_axes = (attention_axes,) if isinstance(attention_axes, int) else attention_axes
             return
-        positive_integer("projection_dim", projection_dim)
-        if projection == "none":
-            raise ValueError("projection is 'none'; for ordinary attention say projection_dim=None")
-        check_projection_options(projection, self.max_length or 1, self.projection_dim, sharing, rescale)
         if sliding_window is not None:
             raise ValueError(
                 f"sliding_window is {sliding_window}, but a shortened key stands for tokens all over the sequence: no window can "
@@ -96,6 +118,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
 
     def build(self, query_shape, value_shape, key_shape=None):
         key_shape = value_shape if key_shape is None else key_shape
+        self.rank = len(query_shape)
         if self.projection_dim is None:
             super().build(query_shape, value_shape, key_shape)
             return
@@ -118,7 +141,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         """E and F of this layer, without weights yet."""
         if self.max_length is None and self.projection_kind in ("linear", "random", "conv"):
             raise ValueError(
-                f"the length of the keys is not known, and projection={self.projection_kind!r} is built for the longest input; "
+                f"the length of the keys is not known, and the size of projection={self.projection_kind!r} depends on the longest; "
                 "say which with max_length=, or use projection='dynamic', 'mean' or 'max'"
             )
         if key_width != value_width and self.projection_kind in ("dynamic", "conv"):
@@ -153,10 +176,18 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         lengths=None,
         shared_projection=None,
     ):
+        if lengths is not None:
+            lengths = ops.convert_to_tensor(lengths, "int32")
+            check_lengths(tuple(lengths.shape), len(value.shape))
+            query, lengths = self._checked_lengths(query, value, lengths)
         if self.projection_dim is None:
             if lengths is not None:
                 real_B1N = ops.expand_dims(real_positions(ops.shape(value)[1], lengths), 1)
-                attention_mask = real_B1N if attention_mask is None else ops.logical_and(attention_mask, real_B1N)
+                if attention_mask is None:
+                    attention_mask = real_B1N
+                else:
+                    real = ops.expand_dims(real_B1N, 1) if len(attention_mask.shape) == 4 else real_B1N
+                    attention_mask = ops.logical_and(ops.cast(attention_mask, "bool"), real)
             return super().call(
                 query,
                 value,
@@ -169,7 +200,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 training=training,
                 use_causal_mask=use_causal_mask,
             )
-        self._check_call(query, value, key, attention_mask, use_causal_mask, lengths)
+        self._check_call(query, value, key, attention_mask, use_causal_mask)
         folded_query = self._fold(query)
         tokens = [self._fold(x) for x in ([value] if key is None or key is value else [key, value])]
         length = ops.shape(tokens[0])[1]
@@ -178,12 +209,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             seen_BS, is_padding_B = key_padding(attention_mask)
             masks.append(seen_BS)
             folded_query = poison_unless(is_padding_B, folded_query, f"the attention_mask {NOT_A_PADDING_MASK}")
-        if lengths is not None:
-            lengths = ops.cast(lengths, "int32")
-            is_length_B = ops.logical_and(lengths >= 0, lengths <= length)
-            folded_query = poison_unless(is_length_B, folded_query, f"lengths holds numbers that are not from 0 to {length}")
-            lengths = ops.clip(lengths, 0, length)
-            masks += [real_positions(length, lengths)] if masks else []
+        if masks and lengths is not None:
+            masks.append(real_positions(length, lengths))
         if masks:
             mask_BN = ops.broadcast_to(ops.cast(masks[0], "bool"), ops.shape(tokens[0])[:2])
             for mask in masks[1:]:
@@ -198,8 +225,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     def project(self, tokens: list[Tensor], lengths_B: Tensor | None, shared_projection: Projection | None) -> KeysValues:
         """Keys and values of tokens, the real ones first: one tensor for both, or one for each. Worth keeping for many queries."""
         if self.projection_dim is None:
+            keys_BNHD, values_BNHD = self.key_dense(tokens[0]), self.value_dense(tokens[-1])
             present_BN = None if lengths_B is None else real_positions(ops.shape(tokens[0])[1], lengths_B)
-            return KeysValues(self.key_dense(tokens[0]), self.value_dense(tokens[-1]), present_BN)
+            return nothing_for_nobody(KeysValues(keys_BNHD, values_BNHD, present_BN), lengths_B)
         projection = self._projection(shared_projection)
         check_length("value", tokens[-1].shape[1], projection.max_length, TOO_LONG)
         # padding is zeroed before projecting: E mixes positions, a mask after it is too late
@@ -211,11 +239,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             key_rows, present_BK = projection(tokens[0], lengths_B, part="keys")
             value_rows, _ = projection(tokens[1], lengths_B, part="values")
         keys_BKHD, values_BKHD = self._of_rows(self.key_dense, key_rows), self._of_rows(self.value_dense, value_rows)
-        if lengths_B is not None:  # who has nothing to attend to gets b_O
-            nothing_B = ops.equal(lengths_B, 0)
-            values_BKHD = ops.where(nothing_B[:, None, None, None], ops.zeros_like(values_BKHD), values_BKHD)
-            present_BK = None if present_BK is None else ops.logical_or(present_BK, nothing_B[:, None])
-        return KeysValues(keys_BKHD, values_BKHD, present_BK)
+        return nothing_for_nobody(KeysValues(keys_BKHD, values_BKHD, present_BK), lengths_B)
 
     def attend(
         self, query_BTC: Tensor, context: KeysValues, training: bool | None = None, need_scores: bool = False
@@ -271,17 +295,32 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 f"shared_projection is {'missing' if handed_in is None else 'given'} but sharing={self.sharing!r}; with "
                 "'layerwise' hand the one of all layers to every call, otherwise none"
             )
-        projection = handed_in or self.projection
-        assert projection is not None
-        return projection
+        if handed_in is None:
+            assert self.projection is not None
+            return self.projection
+        needed = {"projection": self.projection_kind, "projected_length": self.projection_dim, "sharing": "layerwise"}
+        for name, value in needed.items():
+            if handed_in.made_with[name] != value:
+                raise ValueError(
+                    f"the shared_projection was made with {name}={handed_in.made_with[name]!r} but this layer needs {value!r}; "
+                    "make it with the layer's own options"
+                )
+        return handed_in
 
-    def _check_call(self, query, value, key, attention_mask, use_causal_mask, lengths) -> None:
+    def _checked_lengths(self, query: Tensor, value: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Lengths from 0 to that of the values; and the queries, of which those with other lengths give no answer."""
+        length = ops.shape(value)[1]
+        is_length_B = ops.logical_and(lengths >= 0, lengths <= length)
+        query = poison_unless(is_length_B, query, f"lengths holds numbers that are not from 0 to {length}")
+        return query, ops.clip(lengths, 0, length)
+
+    def _check_call(self, query, value, key, attention_mask, use_causal_mask) -> None:
         if use_causal_mask:
             raise ValueError(
                 "use_causal_mask=True, but E mixes every token, the future too, into each of the shortened keys, and no mask over "
                 "them can hide it again; use projection_dim=None, or the models with a causal decoder (docs/mathematics.md)"
             )
-        rank = len(self.axes) + len(self.other_axes) + 2
+        rank = self.rank
         for name, x in (("query", query), ("value", value), ("key", value if key is None else key)):
             check_features(name, tuple(x.shape), rank)
         if key is not None and tuple(key.shape[1:-1]) != tuple(value.shape[1:-1]):
@@ -294,10 +333,6 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             )
         if attention_mask is not None:
             check_attention_mask("attention_mask", tuple(attention_mask.shape), query.shape[1], value.shape[1])
-        if lengths is not None and rank != 3:
-            raise ValueError(f"lengths with inputs of rank {rank}: flatten them to (batch, length, width), or pass value_mask")
-        if lengths is not None and len(lengths.shape) != 1:
-            raise ValueError(f"lengths has shape {tuple(lengths.shape)}; it must be (batch,), the number of real tokens of each")
 
     def _sequence_axes(self, rank: int) -> tuple[int, ...]:
         """The axes attended over, as positive numbers."""
@@ -308,6 +343,11 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             raise ValueError(f"attention_axes is {given!r}; it must name axes between batch and width, of {rank} in all")
         self.other_axes = tuple(axis for axis in range(1, rank - 1) if axis not in axes)
         return axes
+
+    @property
+    def reads_sequences(self) -> bool:
+        """Whether inputs are (batch, length, width)."""
+        return self.rank == 3
 
     def _length(self, shape: tuple[int | None, ...]) -> int | None:
         """Over how many tokens one attends; None if that is not known."""
@@ -350,13 +390,15 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         return super().compute_output_shape(query_shape, value_shape, key_shape)
 
     def compute_output_spec(self, query, value, key=None, return_attention_scores=False, use_causal_mask=False, **others):
+        lengths = others.get("lengths")
+        if lengths is not None:
+            check_lengths(tuple(lengths.shape) if hasattr(lengths, "shape") else (len(lengths),), len(value.shape))
         if self.projection_dim is None:
             others.pop("lengths", None)
             others.pop("shared_projection", None)
             flags = {"return_attention_scores": return_attention_scores, "use_causal_mask": use_causal_mask}
             return super().compute_output_spec(query, value, key, **flags, **others)
-        attention_mask, lengths = others.get("attention_mask"), others.get("lengths")
-        self._check_call(query, value, key, attention_mask, use_causal_mask, lengths)
+        self._check_call(query, value, key, others.get("attention_mask"), use_causal_mask)
         shape = self.compute_output_shape(query.shape, value.shape, None if key is None else key.shape)
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         if not return_attention_scores:

@@ -36,6 +36,14 @@ def check_length(name: str, length: Any, limit: int | None, remedy: str) -> None
         raise ValueError(f"{name} has {length} tokens but this was built for {limit}; {remedy}")
 
 
+def check_lengths(shape: tuple[int | None, ...], rank: int) -> None:
+    """Refuse anything but (batch,) beside (batch, length, width)."""
+    if rank != 3:
+        raise ValueError(f"lengths with inputs of rank {rank}: flatten them to (batch, length, width), or pass value_mask")
+    if len(shape) != 1:
+        raise ValueError(f"lengths has shape {shape}; it must be (batch,), the number of real tokens of each")
+
+
 def check_attention_mask(name: str, shape: tuple[int | None, ...], queries: Any, keys: Any) -> None:
     """Refuse anything but (batch, queries, keys), also with heads before the queries, or without batch."""
     if len(shape) not in (2, 3, 4):

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from ..models.options_linformer import positive_integer
+from ..models.options_linformer import is_number, positive_integer
 from .layers import Beginning, Stack
 from .tokens import Tensor, take_tokens
 
@@ -52,7 +52,7 @@ class Decoder:
         The likeliest token is taken each time; or, with a `temperature`, one is drawn from all, or from the `top_k` likeliest.
         """
         positive_integer("max_new_tokens", max_new_tokens)
-        if temperature is not None and not temperature > 0:
+        if temperature is not None and not (is_number(temperature) and temperature > 0):
             raise ValueError(f"temperature is {temperature!r}; it must be larger than 0, or None for the likeliest token each time")
         if top_k is not None and positive_integer("top_k", top_k) > self.options.vocab_size:
             raise ValueError(f"top_k is {top_k} but vocab_size is {self.options.vocab_size}; choose fewer")
@@ -72,13 +72,17 @@ class Decoder:
 class Loops:
     """The compiled loops of a model, by what they were compiled for; an object that Keras does not look into for layers."""
 
+    most = 8  # as many graphs are kept
+
     def __init__(self) -> None:
         self.by_settings: dict[Any, Loop] = {}
 
     def get(self, model: Any, *settings: Any) -> "Loop":
-        if settings not in self.by_settings:
-            self.by_settings[settings] = Loop(model, *settings)
-        return self.by_settings[settings]
+        # adapters and quantisation replace variables, which a graph would not notice
+        key = (*settings, *(id(variable) for variable in model.variables))
+        loop = self.by_settings.pop(key, None) or Loop(model, *settings)
+        self.by_settings = {**dict(list(self.by_settings.items())[1 - self.most :]), key: loop}
+        return loop
 
 
 class Loop(keras.Model):

@@ -16,8 +16,6 @@ from .options import Options
 from .projection import Projection, make_projection
 from .tokens import Tensor
 
-OUTSIDE = "there are ids outside of the vocabulary; only the integers 0 … {} are allowed"
-
 
 class Source(NamedTuple):
     """What a decoder attends to."""
@@ -82,8 +80,14 @@ class Embeddings(keras.layers.Layer):
         if self.options.positions != "none":
             embedded_BNC = embedded_BNC + ops.cast(self._positions(ops.shape(ids_BN)[1], first_B), embedded_BNC.dtype)
         # some backends clip or wrap what is not in the vocabulary, and would go on
-        in_vocabulary_BN = ops.logical_and(ids_BN >= 0, ids_BN < self.options.vocab_size)
-        embedded_BNC = poison_unless(ops.all(in_vocabulary_BN, axis=1), embedded_BNC, OUTSIDE.format(self.options.vocab_size - 1))
+        for name, given_BN, count in (
+            ("input_ids", ids_BN, self.options.vocab_size),
+            ("token_type_ids", types_BN, max(1, self.options.token_types)),
+        ):
+            if given_BN is not None:
+                is_known_B = ops.all(ops.logical_and(given_BN >= 0, given_BN < count), axis=1)
+                complaint = f"{name} holds others than the integers 0 … {count - 1}, which are allowed"
+                embedded_BNC = poison_unless(is_known_B, embedded_BNC, complaint)
         return self.dropout(self.norm(embedded_BNC), training=training)
 
     def _positions(self, length: Any, first_B: Tensor | None) -> Tensor:

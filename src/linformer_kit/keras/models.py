@@ -72,7 +72,14 @@ def checked_first(name: str) -> Callable[..., Any]:
         validation = kwargs.get("validation_data")
         if isinstance(validation, tuple | list) and validation:
             self.check_fed(validation[0])
-        return method(self, x, *args, **kwargs)
+        values = [(variable, variable.value) for variable in self.variables]
+        try:
+            return method(self, x, *args, **kwargs)
+        except Exception:
+            for variable, value in values:
+                if variable.value is None:  # Keras on JAX takes them away while it predicts, and does not give them back
+                    variable.assign(value)
+            raise
 
     return checked
 
@@ -159,8 +166,7 @@ class LinformerModel(keras.Model):
         return Text(ids_BN, types_BN, order)
 
     def check_fed(self, x: Any) -> None:
-        """Refuse arrays that `call` would refuse before a graph is fed with them: inside of it values are not seen, and Keras
-        on JAX leaves a model without weights when its graph cannot be made."""
+        """Refuse arrays that `call` would refuse before a graph is fed with them: inside of it values are not seen."""
         arrays = x.values() if isinstance(x, dict) else [x]
         if all(isinstance(array, np.ndarray) for array in arrays):
             self.checked(x)
@@ -175,6 +181,17 @@ class LinformerModel(keras.Model):
     train_on_batch = checked_first("train_on_batch")
     test_on_batch = checked_first("test_on_batch")
     predict_on_batch = checked_first("predict_on_batch")
+
+    def export(self, filepath: Any, *args: Any, input_signature: Any = None, **kwargs: Any) -> Any:
+        """As always; by default for any batch and, on TensorFlow, any length, on others for inputs of `max_len` tokens."""
+        if input_signature is None:
+            length = None if keras.backend.backend() == "tensorflow" else self.options.max_len
+            input_signature = [self.signature(keras.InputSpec(shape=(None, length), dtype="int32"))]
+        return super().export(filepath, *args, input_signature=input_signature, **kwargs)
+
+    def signature(self, ids: keras.InputSpec) -> Any:
+        """What an exported model is called with."""
+        return ids
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """(B, N), True at real tokens, where there is an output for each: layers behind it leave padding out."""
@@ -266,6 +283,11 @@ class Linformer(LinformerModel):
         **options: Any,
     ):
         n_classes = positive_integer("n_classes", n_classes)
+        if n_classes == 1 and classifier_activation == "softmax":
+            raise ValueError(
+                "n_classes is 1, and the softmax over one class is always 1; for two classes say n_classes=2, or "
+                "classifier_activation='sigmoid' with the loss 'binary_crossentropy', and for numbers classifier_activation=None"
+            )
         choice("pooling", pooling, POOLINGS)
         if classifier_dropout is not None:
             probability("classifier_dropout", classifier_dropout)

@@ -7,6 +7,7 @@ from ..models.options_linformer import (
     boolean,
     check_projection_options,
     choice,
+    is_number,
     nearest_of,
     plain_number,
     positive_integer,
@@ -73,6 +74,8 @@ class Options:
         for name in options:
             if name not in names:
                 raise TypeError(f"there is no option {name!r}{nearest_of(name, names)}; there are {', '.join(names)}")
+        if hasattr(options.get("k"), "tolist"):  # an array
+            options = {**options, "k": options["k"].tolist()}
         return cls(**{name: plain_number(value) for name, value in options.items()})
 
     def __post_init__(self) -> None:
@@ -103,11 +106,11 @@ class Options:
         if isinstance(self.token_types, bool) or not isinstance(self.token_types, int) or self.token_types < 0:
             raise ValueError(f"token_types is {self.token_types!r}; it must be 0 (one kind of tokens) or more")
         for name in ("epsilon", "initializer_range"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be larger than 0")
+            if not (is_number(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a number larger than 0")
         for name in ("pad_id", "start_id", "end_id"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and 0 <= value < self.vocab_size):
+            if value is not None and not (type(value) is int and 0 <= value < self.vocab_size):
                 raise ValueError(
                     f"{name} is {value!r} but vocab_size is {self.vocab_size}; choose one of 0 … {self.vocab_size - 1}"
                 )

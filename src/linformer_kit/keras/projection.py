@@ -51,6 +51,7 @@ class Projection(keras.layers.Layer):
     """The interface of all projections; also what a model owns and hands to its layers under `sharing="layerwise"`."""
 
     max_length: int | None = None  # None: any length
+    made_with: dict[str, Any]  # the options of `make_projection` that a layer must have in common with it
 
     def __init__(self, matrices: int, **kwargs: Any):
         super().__init__(**kwargs)
@@ -293,17 +294,22 @@ def make_projection(
     (2, 1, 32, 64)
     """
     check_projection_options(projection, max_length, projected_length, sharing, rescale)
+    if projection == "none":
+        raise ValueError("projection is 'none'; ordinary attention has no projection to make")
     matrices = {"none": 2 * num_heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
+    built: Projection
     match projection:
         case "linear":
-            return LinearProjection(max_length, projected_length, matrices, rescale, **kwargs)
+            built = LinearProjection(max_length, projected_length, matrices, rescale, **kwargs)
         case "random":
-            return RandomProjection(max_length, projected_length, matrices, rescale, **kwargs)
+            built = RandomProjection(max_length, projected_length, matrices, rescale, **kwargs)
         case "dynamic":
-            return DynamicProjection(embed_dim, projected_length, matrices, **kwargs)
+            built = DynamicProjection(embed_dim, projected_length, matrices, **kwargs)
         case "conv":
-            return ConvProjection(embed_dim, max_length, projected_length, matrices, rescale, **kwargs)
+            built = ConvProjection(embed_dim, max_length, projected_length, matrices, rescale, **kwargs)
         case "mean":
-            return MeanProjection(projected_length, **kwargs)
+            built = MeanProjection(projected_length, **kwargs)
         case _:
-            return MaxProjection(projected_length, **kwargs)
+            built = MaxProjection(projected_length, **kwargs)
+    built.made_with = {"projection": projection, "projected_length": projected_length, "sharing": sharing}
+    return built

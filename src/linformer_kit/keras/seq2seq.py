@@ -63,6 +63,9 @@ class LinformerSeq2Seq(LinformerModel, Decoder):
         self.decoder.check_length(target_BT.shape[1])
         return self.named({name: given for name, given in inputs.items() if name != TARGET}), target_BT
 
+    def signature(self, ids: keras.InputSpec) -> Any:
+        return {"input_ids": ids, TARGET: ids}
+
     def _encode(self, named: dict[str, Any], training: bool | None) -> Source:
         text = self.read(named)
         return Source(self.encoder(text.ids_BN, text.lengths_B, text.types_BN, training=training), text.lengths_B)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from ..models.options_linformer import choice
 from .attention import LinearMultiHeadAttention
+from .causal import CausalLinearMultiHeadAttention
 from .layers import LinformerLayer, Stack
 from .models import Head, Linformer, LinformerBackbone, LinformerCausalLM, LinformerMaskedLM, LinformerModel
 from .seq2seq import LinformerSeq2Seq
@@ -51,6 +53,11 @@ NAMES = {
     "end_id": "eos_token_id",
 }
 CLASSIFIER_NAMES = {"n_classes": "num_labels", "pooling": "classifier_pooling", "classifier_dropout": "classifier_dropout"}
+# options that the weights do not depend on
+CHANGEABLE = (
+    *("dropout", "attention_dropout", "classifier_dropout", "classifier_activation", "pad_id", "start_id", "end_id"),
+    *("name", "dtype", "trainable", "seed"),
+)
 MODELS: dict[str, type[LinformerModel]] = {
     "LinformerModel": LinformerBackbone,
     "LinformerForSequenceClassification": Linformer,
@@ -166,6 +173,12 @@ def is_transposed(name: str) -> bool:
     return name.endswith(".weight") and name.removesuffix(".weight").split(".")[-1] in kinds
 
 
+def refuse_quantised(model: Any) -> None:
+    """What is stored as integers with scales is not the weight itself."""
+    if any(getattr(layer, "quantization_mode", None) is not None for layer in model._flatten_layers()):
+        raise ValueError("the model is quantised, and its weights are integers with scales; convert it before you quantise it")
+
+
 def assign(model: Any, weights: dict[str, np.ndarray]) -> None:
     """Fill the model with weights by their names in PyTorch."""
     for name, variable in twins(model):
@@ -184,12 +197,14 @@ def from_torch(source: Any, **changes: Any) -> Any:
     >>> type(model).__name__, model.num_params() == twin.num_parameters()
     ('LinformerMaskedLM', True)
 
-    A classifier gives logits, as in PyTorch; with `classifier_activation="softmax"` probabilities. Other options can be changed
-    by their names, too, such as `dropout`. Key-value heads that serve several heads are repeated for each: the outputs are the
-    same. A `LinformerAttention` becomes a `LinearMultiHeadAttention`.
+    A classifier gives logits, as in PyTorch; with `classifier_activation="softmax"` probabilities. What weights do not depend on
+    can be changed by its name, too, such as `dropout`. Key-value heads that serve several heads are repeated for each: the outputs
+    are the same. A `LinformerAttention` becomes a `LinearMultiHeadAttention`.
     """
     from linformer_kit.models.attention_linformer import LinformerAttention
 
+    for name in changes:
+        choice("what is to be changed", name, CHANGEABLE)
     if isinstance(source, str | Path):
         source = load(Path(source))
     weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in source.state_dict().items()}
@@ -289,6 +304,8 @@ def to_torch(model: Any) -> torch.nn.Module:
 
     import linformer_kit
 
+    if isinstance(model, keras.layers.Layer):
+        refuse_quantised(model)
     twin: torch.nn.Module
     if isinstance(model, LinearMultiHeadAttention):
         twin = attention_in_torch(model)
@@ -329,6 +346,8 @@ def attention_in_torch(layer: LinearMultiHeadAttention) -> Any:
         "output_shape": layer.output_dense.kernel.shape[-1] == width and len(layer.output_dense.kernel.shape) == 3,
         "width of key or value": layer.key_dense.kernel.shape[0] == layer.value_dense.kernel.shape[0] == width,
         "use_gate": not layer.get_config()["use_gate"],
+        "causal way of attending": not isinstance(layer, CausalLinearMultiHeadAttention),
+        "sequence of several axes": layer.reads_sequences,
     }
     for name, is_alike in others.items():
         if not is_alike:

@@ -4,6 +4,7 @@ allowed and what to do."""
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
@@ -47,6 +48,11 @@ def nearest_of(value: Any, allowed: list[str], cutoff: float = 0.6) -> str:
     """A hint at the one of `allowed` that comes close to `value`; empty if none does."""
     nearest = difflib.get_close_matches(str(value), allowed, n=1, cutoff=cutoff)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one, and finite; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def positive_integer(name: str, value: Any) -> int:
