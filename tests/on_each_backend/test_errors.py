@@ -140,7 +140,7 @@ def test_ids_that_only_a_graph_sees_give_no_answer():
             model.predict(bad, verbose=0)
         return
     probabilities = model.predict(bad, verbose=0)
-    named = {"input_ids": inputs, "token_type_ids": keras.Input((20,), dtype="int32")}
+    named = {name: keras.Input((20,), dtype="int32", name=name) for name in ("input_ids", "token_type_ids")}
     typed = keras.Model(named, Linformer(**SIZES)(named))
     types = np.zeros_like(IDS)
     types[2] = 1  # there is one kind of tokens

@@ -262,8 +262,8 @@ def test_models_are_exported(tmp_path):
 
     model = randomise(Linformer(**SIZES, n_classes=3))
     model.export(tmp_path / "classifier", verbose=False)
-    served = tf.saved_model.load(tmp_path / "classifier").serve
+    loaded = tf.saved_model.load(tmp_path / "classifier")
     lengths = (20, 7) if keras.backend.backend() == "tensorflow" else (32,)
     for length in lengths:
         ids = RNG.integers(0, 30, (3, length)).astype("int32")
-        assert_close(served(ids).numpy(), model.predict(ids, verbose=0))
+        assert_close(loaded.serve(ids).numpy(), model.predict(ids, verbose=0))

@@ -77,11 +77,19 @@ def checked_first(name: str) -> Callable[..., Any]:
             return method(self, x, *args, **kwargs)
         except Exception:
             for variable, value in values:
-                if variable.value is None:  # Keras on JAX takes them away while it predicts, and does not give them back
+                if is_gone(variable):  # Keras on JAX takes them away while it predicts, and does not give them back
                     variable.assign(value)
             raise
 
     return checked
+
+
+def is_gone(variable: keras.Variable) -> bool:
+    """Whether a variable has no value any more."""
+    try:
+        return variable.value is None
+    except TypeError:  # Keras would call its initializer, which is gone too
+        return True
 
 
 class LinformerModel(keras.Model):
