@@ -10,6 +10,7 @@ import argparse
 import gzip
 import json
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -35,9 +36,14 @@ def made_up_reviews(count, words, seed):
 
 def read_reviews(folder, split):
     """The rows of train.jsonl or test.jsonl, or of the same with .gz."""
-    path = next(path for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz") if path.exists())
+    path = next((path for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz") if path.exists()), None)
+    if path is None:
+        sys.exit(f"{folder} holds neither {split}.jsonl nor {split}.jsonl.gz; give the folder that does, with --data")
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        rows = [json.loads(line) for line in lines]
+    if not rows:
+        sys.exit(f"{path} is empty; it must hold a line of JSON with text and label for each review")
+    return rows
 
 
 def words_of(text):

@@ -91,6 +91,16 @@ def assert_close(one, other, tolerance=2e-5):
     np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1.0, np.abs(other).max()))
 
 
+def assert_all_is_learnt(model, x, y):
+    """An epoch changes every weight that can be learnt."""
+    before = [numpy(weight) for weight in model.trainable_weights]
+    model.fit(x, y, verbose=0)
+    for weight, old in zip(model.trainable_weights, before, strict=True):
+        # the softmax does not see what all keys have in common
+        if "key/bias" not in weight.path:
+            assert np.abs(numpy(weight) - old).max() > 0, weight.path
+
+
 def model_of(layer, shape, **call):
     """`x -> layer(x, x)` as a functional model."""
     inputs = keras.Input(shape)
@@ -115,12 +125,7 @@ def run_layer_test(options, x, tmp_path):
 
     # it learns, in the graph; a step reaches every weight that can be learnt
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    before = [numpy(weight) for weight in layer.trainable_weights]
-    model.fit(x, normal(*eager.shape), batch_size=len(x), verbose=0)
-    for weight, old in zip(layer.trainable_weights, before, strict=True):
-        # the softmax does not see what all keys have in common
-        if "key/bias" not in weight.path:
-            assert np.abs(numpy(weight) - old).max() > 0, weight.path
+    assert_all_is_learnt(model, x, normal(*eager.shape))
 
     # it is saved and loaded
     model.save(tmp_path / "model.keras")

@@ -373,3 +373,27 @@ def test_full_attention_honours_lengths_beside_any_mask():
         assert_close(layer(x, x, lengths=[6, 2], attention_mask=mask), expected)
     with pytest.raises(ValueError, match="lengths holds numbers that are not from 0 to 6"):
         layer(x, x, lengths=[99, 2])
+
+
+def test_the_gate_is_that_of_multi_head_attention():
+    """With as many rows as tokens, and E the identity, ours is the parent's computation."""
+    x = normal(2, 9, 8)
+    full = randomise_after(keras.layers.MultiHeadAttention(2, 4, use_gate=True), x)
+    ours = LinearMultiHeadAttention(2, 4, 9, sharing="kv", use_gate=True)
+    ours(x, x)
+    ours.set_weights([*full.get_weights(), np.eye(9)[:, None]])
+    assert_close(ours(x, x), full(x, x))
+
+
+def test_a_learned_E_starts_as_segment_means_and_a_tenth_of_noise():
+    E_NMK = numpy(built_fresh(32).projection.weight)
+    means = np.repeat(np.eye(4), 8, axis=0) / 8
+    noise = E_NMK - means[:, None]
+    assert noise.std() == pytest.approx(0.1 * 4**0.5 / 32, rel=0.2)
+    assert np.abs(E_NMK[:, 0] - E_NMK[:, 1]).max() > 1e-3
+
+
+def built_fresh(length):
+    layer = LinearMultiHeadAttention(3, 4, 4)
+    layer.build((None, length, 12), (None, length, 12))
+    return layer

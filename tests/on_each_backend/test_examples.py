@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import keras
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import keras_pairs
@@ -28,6 +29,14 @@ def test_sentiment_of_files(tmp_path):
         rows = keras_sentiment.made_up_reviews(count, 30, seed=0)
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert 0 <= keras_sentiment.main(["--data", str(tmp_path), "--words", "30", "--examples", "16", "--epochs", "1"]) <= 1
+
+
+def test_sentiment_of_files_that_are_not_there_or_empty(tmp_path):
+    with pytest.raises(SystemExit, match=r"holds neither train\.jsonl nor train\.jsonl\.gz"):
+        keras_sentiment.main(["--data", str(tmp_path)])
+    (tmp_path / "train.jsonl").touch()
+    with pytest.raises(SystemExit, match=r"train\.jsonl is empty"):
+        keras_sentiment.main(["--data", str(tmp_path)])
 
 
 def test_pairs():
