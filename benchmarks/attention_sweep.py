@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from linformer_kit.bench import peers, plots
+from linformer_kit import drawing
+from linformer_kit.bench import peers
 from linformer_kit.bench.measure import (
     MEASURED,
     MODES,
@@ -294,7 +295,7 @@ class Benchmark:
         peak_mib = None if peak_bytes is None else peak_bytes / 2**20
         table.put([{**key, "memory_status": status, "peak_mib": peak_mib}])
         what = f"{point.implementation} N={point.length:,} K={point.projected_length} B={point.batch} {point.mode}"
-        yield f"memory of {what}: {status if peak_mib is None else plots.size(peak_mib)}"
+        yield f"memory of {what}: {status if peak_mib is None else drawing.size(peak_mib)}"
 
 
 def causal_name(block_length: int, slots: int) -> str:

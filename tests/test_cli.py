@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from linformer_kit import __version__, demo
 from linformer_kit.cli import app
-from linformer_kit.training.errors import Stopped, UserError
+from linformer_kit.errors import Stopped, UserError
 
 
 def linformer(*arguments: str):

@@ -531,8 +531,8 @@ def test_damaged_examples_of_an_earlier_run(tmp_path):
 
 
 def test_an_interrupt_while_training_says_how_to_go_on(tmp_path, monkeypatch):
+    from linformer_kit.errors import Stopped
     from linformer_kit.training import train
-    from linformer_kit.training.errors import Stopped
 
     def stopped(*_):
         raise Stopped("stopped at step 3", 130)

@@ -18,14 +18,17 @@ import linformer_kit
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "linformer_kit"
 # what each room may import of ours
+PLAIN = {"errors", "files", "typed", "plain_yaml", "drawing"}
 MAY_IMPORT = {
     "models": {"models"},
-    "bench": {"bench", "models", "__init__"},
-    "training": {"training", "models"},
-    "demo": {"demo", "training", "bench", "models"},
+    **{name: {"models", "errors", "files"} for name in PLAIN},
+    "bench": {"bench", "models", "keras", "__init__", *PLAIN},
+    "training": {"training", "models", *PLAIN},
+    "show": {"show", "training", "bench", "models", "__init__", *PLAIN},
+    "demo": {"demo", "training", "bench", "models", *PLAIN},
     "keras": {"keras", "models", "__init__"},
     "reference": set(),
-    "cli": {"training", "bench", "demo", "models", "__init__"},
+    "cli": {"training", "bench", "demo", "show", "models", "__init__", *PLAIN},
     "__init__": {"models"},
 }
 

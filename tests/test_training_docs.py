@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from linformer_kit.cli import app
-from linformer_kit.training.config import from_tree, load_config, parse_yaml, shipped_configs
+from linformer_kit.plain_yaml import parse_yaml
+from linformer_kit.training.config import from_tree, load_config, shipped_configs
 from linformer_kit.training.config_page import model_reference, reference, reference_page
 from linformer_kit.training.run import FREE, leaves
 

@@ -22,19 +22,19 @@ from rich.console import Console
 from torch.nn import functional
 
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
+from linformer_kit.errors import UserError
+from linformer_kit.plain_yaml import parse_yaml
 from linformer_kit.training import batches, checkpoint, metrics, prepare
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.config import (
     RunConfig,
     TokenizerConfig,
     load_config,
-    parse_yaml,
     shipped_configs,
     to_tree,
     to_yaml,
 )
 from linformer_kit.training.config_page import reference
-from linformer_kit.training.errors import UserError
 from linformer_kit.training.estimate import estimate
 from linformer_kit.training.model import build_model, count_parameters, max_length
 from linformer_kit.training.run import RunFolder, differences

@@ -17,11 +17,10 @@ from typing import Annotated
 import typer
 
 from . import __version__
-from .training.errors import Stopped, UserError
+from .errors import Stopped, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     # our mistakes are shown as Python shows them; the boxes of rich hide more than they explain
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -61,6 +60,17 @@ def short_errors() -> Iterator[None]:
         raise typer.Exit(stop.code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class What(StrEnum):
+    """What a picture shows."""
+
+    costs = "costs"
+    learning = "learning"
+    quality = "quality"
+    sharing = "sharing"
+    heads = "heads"
+    slots = "slots"
 
 
 class Per(StrEnum):
@@ -169,6 +179,58 @@ def predict(
         predictor = Predictor(run, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True))
         for answer in predictor(read_inputs(given or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
+
+
+@app.command()
+def plot(
+    given: Annotated[list[Path], typer.Argument(metavar="CSV|RUN...", help="Tables of `linformer compare`, or folders of runs.")],
+    what: Annotated[
+        What | None,
+        typer.Option(
+            help="Time and memory against length; metrics against steps; quality against K; sharings side by side; attention heads "
+            "on a text; the slots of E. Else what the given files allow."
+        ),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="For heads: a text, or a file with one.")] = None,
+    output: Annotated[Path, typer.Option(help="A folder for PNG and SVG, or one file.png or file.svg.")] = Path("plots"),
+) -> None:
+    """Draw pictures of tables and runs."""
+    with short_errors():
+        from .show.plot import plot
+
+        for path in plot(given, what.value if what else None, text, output):
+            typer.echo(path)
+
+
+@app.command()
+def report(
+    given: Annotated[list[Path], typer.Argument(metavar="RUN|CSV...", help="Folders of runs, tables of `linformer compare`.")],
+    output: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+) -> None:
+    """Write one page that needs nothing else: what was run, sortable tables, plots, differences, predictions, environment."""
+    with short_errors():
+        from .show.report import report
+
+        report(given, output)
+        typer.echo(output)
+
+
+@app.command()
+def spectrum(
+    model: Annotated[str, typer.Argument(help="An encoder that transformers can load, by folder or name; or the folder of a run.")],
+    text: Annotated[list[Path], typer.Option(help="A file with text; may be given several times.")],
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a piece of the text.")] = 512,
+    pieces: Annotated[int, typer.Option(min=1, help="How many pieces, spread over the text.")] = 16,
+    error: Annotated[float, typer.Option(help="The share of the singular values that may be lost, for the suggestion.")] = 0.05,
+    output: Annotated[Path, typer.Option(help="Folder for tables, pictures and the suggested K.")] = Path("spectrum"),
+) -> None:
+    """How low the rank of a model's attention is (the paper's Figure 1), and which K that suggests for each layer."""
+    with short_errors():
+        from rich.console import Console
+
+        from .show.spectrum import spectrum
+
+        spectrum(model, text, length, pieces, error, output, Console())
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import plots
+from .. import drawing
+from ..files import write_atomically
 from .measure import Timing, hold_memory, limit_memory
 from .peers import MissingPeer, WrongImplementation
-from .table import write_atomically
 
 
 @dataclass(frozen=True)
@@ -147,5 +147,5 @@ def run_program(program: Program, output: Path, fresh: bool, summary: bool, quic
 
 def in_words(point: str, timings: dict[str, Timing]) -> str:
     """One line about a point."""
-    parts = [f"{name} {plots.duration(timing.median) if timing.median else timing.status}" for name, timing in timings.items()]
+    parts = [f"{name} {drawing.duration(timing.median) if timing.median else timing.status}" for name, timing in timings.items()]
     return f"{point}: {', '.join(parts)}"

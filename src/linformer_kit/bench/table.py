@@ -1,27 +1,13 @@
 """Measurements as CSV: one row per point, written after each, so that a run can be stopped and taken up again."""
 
-import contextlib
 import csv
 import io
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ..files import write_atomically
+
 Row = dict[str, str]
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path` and then put it in its place: what stands there is always whole."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    try:
-        write(Path(name))
-        os.chmod(name, 0o644)  # mkstemp makes files that only their owner can read
-        os.replace(name, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
 
 
 def as_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..bench.table import write_atomically
+from ..files import write_atomically
 from .files import KINDS, SPLITS, Found, Source, Wanted, gather, installation, read_examples, write_examples
 from .show import NAMES, Result, draw, found_table, kinds_table, percent, time_table, write_numbers
 
@@ -129,8 +129,8 @@ def show_found(found: Found, console: Console) -> None:
 
 def train_model(folder: Path, settings: Settings, console: Console) -> None:
     """What `linformer train file_kinds data.path=… run=…` does."""
+    from ..errors import Stopped
     from ..training.config import load_config
-    from ..training.errors import Stopped
     from ..training.train import train
 
     paths = {"data.path": (folder / DATA).resolve(), "data.cache": (folder / CACHE).resolve(), "run": folder / RUN}

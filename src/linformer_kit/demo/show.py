@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ..drawing import BLUE, VERMILION
 from .files import SPLITS, Found
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 # the two models of the comparison of times; the one value in which they differ stands in `twins`
 NAMES = ("Linformer", "full attention")
-# Okabe and Ito's colours, apart for every kind of eye; the markers differ too, for print
-COLOURS = dict(zip(NAMES, ("#0072B2", "#D55E00"), strict=True))
+# the markers differ too, for print
+COLOURS = dict(zip(NAMES, (BLUE, VERMILION), strict=True))
 MARKERS = dict(zip(NAMES, ("o", "s"), strict=True))
 
 

@@ -7,8 +7,8 @@ import torch
 from accelerate import PartialState
 from transformers import TrainingArguments
 
+from ..errors import UserError
 from .config import RunConfig, TrainingConfig
-from .errors import UserError
 from .run import RunFolder
 
 

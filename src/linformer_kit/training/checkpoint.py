@@ -20,7 +20,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from .errors import UserError
+from ..errors import UserError
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"

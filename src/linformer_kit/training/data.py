@@ -15,9 +15,9 @@ from typing import IO, Any, TypeAlias
 
 import datasets
 
+from ..errors import UserError
 from ..models.options_linformer import nearest_of
 from .config import DataConfig, RunConfig
-from .errors import UserError
 from .sources import Source, find_sources, split_roles, suffix_of
 
 # the same for every run, so that runs with other seeds are measured on the same examples

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
 
+from ..errors import UserError
 from .arguments import is_on_gpu
 from .batches import Examples, Padding, change_of
 from .config import RunConfig
 from .data import check_columns, is_language_model, read_sources
-from .errors import UserError
 from .metrics import confusion, own_metrics, translation_metrics
 from .model import MODELS, max_length
 from .prepare import prepare

@@ -4,9 +4,9 @@ import re
 
 import datasets
 
+from ..errors import UserError
 from .config import RunConfig
 from .data import Rows, column, texts, top_column
-from .errors import UserError
 
 
 def label_names(rows: Rows, config: RunConfig) -> list[str]:

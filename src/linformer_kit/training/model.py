@@ -7,12 +7,12 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from ..errors import UserError
 from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerForSequenceClassification
 from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from ..models.projection_linformer import Projection
 from .config import RunConfig, model_settings
-from .errors import UserError
 from .tokenizer import end_token, start_token
 
 MODELS: dict[str, Any] = {

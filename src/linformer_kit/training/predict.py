@@ -11,10 +11,10 @@ from typing import IO, Any
 
 import torch
 
+from ..errors import UserError
 from .batches import stacked
 from .config import RunConfig
 from .data import all_texts, check_files, open_plain, read_sources, top_column, without_mark
-from .errors import UserError
 from .evaluate import labels_of_model, load_run
 from .run import open_run
 from .sources import FORMATS, Source, format_of, suffix_of

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ..errors import UserError
 from . import listops
 from .batches import lengths_of
 from .config import RunConfig
 from .curves import draw_lengths
 from .data import Rows, all_texts, is_language_model, read_splits, readable, wanted_columns
-from .errors import UserError
 from .labels import has_no_labels, label_names
 from .model import max_length
 from .sources import describe_sources, find_sources

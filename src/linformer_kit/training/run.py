@@ -13,9 +13,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..errors import UserError
+from ..plain_yaml import parse_yaml
 from .checkpoint import checkpoints_in
-from .config import CONFIG_NAME, RunConfig, from_tree, parse_yaml, to_tree, to_yaml
-from .errors import UserError
+from .config import CONFIG_NAME, RunConfig, from_tree, to_tree, to_yaml
 
 # raise it when a folder of before can no longer be read
 RUN_FORMAT = 1

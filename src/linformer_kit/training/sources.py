@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from ..errors import UserError
 from ..models.options_linformer import nearest_of
 from .config import DataConfig, RunConfig
-from .errors import UserError
 
 FORMATS = {
     ".txt": "text",

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ..errors import UserError
 from .config import TokenizerConfig
-from .errors import UserError
 
 PAD, UNKNOWN, START, END, MASK = "<pad>", "<unk>", "<s>", "</s>", "<mask>"
 SPECIAL = [PAD, UNKNOWN, START, END, MASK]

@@ -12,9 +12,9 @@ import pyarrow as pa
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerFast
 
+from ..errors import UserError
 from .config import RunConfig
 from .data import is_language_model, readable, texts
-from .errors import UserError
 from .labels import class_names, labels_of
 from .model import max_length
 from .tokenizer import end_token

@@ -21,12 +21,12 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
+from ..errors import Stopped, UserError
 from .announce import announce
 from .arguments import is_on_gpu, training_arguments
 from .batches import Examples, Padding, Stream, change_of, lengths_of
 from .checkpoint import PREFIX, damage, latest_whole, not_written, remove_beyond, step_of, written_whole
 from .config import RunConfig
-from .errors import Stopped, UserError
 from .metrics import translation_metrics
 from .model import MODELS, build_model
 from .prepare import Prepared, prepare

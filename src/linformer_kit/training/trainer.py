@@ -15,6 +15,7 @@ from torch.nn import functional
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ..errors import UserError
 from .batches import IGNORED, Examples, InBuckets
 from .checkpoint import (
     PREFIX,
@@ -27,7 +28,6 @@ from .checkpoint import (
     written_whole,
 )
 from .config import RunConfig
-from .errors import UserError
 from .metrics import class_metrics, token_metrics, token_sums
 
 

@@ -1,19 +1,21 @@
-"""Pictures of the measurements, readable at the width of a README, in colours that colour-blind readers tell apart (Okabe-Ito)."""
+"""What pictures look like: readable at the width of a README, in colours that colour-blind readers tell apart (Okabe-Ito)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from .files import write_atomically
 
-from .peers import FULL, LINFORMER, LINFORMER_PYTORCH, OURS
-from .table import write_atomically
+if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing, or late
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 150
 ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#666666"
 BLACK = "#000000"
+# for lines that have no look of their own, in this order
+PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 Points = list[tuple[float, float]]
 
@@ -27,14 +29,22 @@ class Look:
     style: str = "-"
 
 
-LOOKS = {OURS: Look(VERMILION, "o"), LINFORMER: Look(BLUE, "s"), LINFORMER_PYTORCH: Look(GREEN, "^"), FULL: Look(GREY, "D")}
 OTHER_LOOKS = (Look(VERMILION, "o"), Look(ORANGE, "s"), Look(PURPLE, "^"), Look(SKY, "v"), Look(BLUE, "P"))
 
 
-def new_figure(rows: int, columns: int, width: float = 9.5, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+def new_figure(rows: int, columns: int, width: float = 9.5, height: float = 3.6) -> tuple["Figure", list["Axes"]]:
     """A figure with its axes in reading order. No pyplot: nothing to close, and no window system is asked for."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def calm(axes: "Axes") -> None:
+    """A grid behind what is drawn, and no frame on the far sides."""
+    axes.grid(True, color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def short_number(value: float) -> str:
@@ -63,8 +73,10 @@ def size(mib: float) -> str:
     return f"{mib / 1024:.3g} GiB" if mib >= 1024 else f"{mib:.3g} MiB"
 
 
-def over_length(axes: Axes, title: str, lengths: Sequence[float]) -> None:
+def over_length(axes: "Axes", title: str, lengths: Sequence[float]) -> None:
     """Title, grid and an axis of lengths."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.set_xscale("log", base=2)
     step = max(1, -(-len(lengths) // 8))  # more labels would run into each other
@@ -72,13 +84,13 @@ def over_length(axes: Axes, title: str, lengths: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
     axes.set_xlabel("length N")
-    axes.grid(True, color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    calm(axes)
 
 
-def cost_lines(axes: Axes, title: str, lines: Mapping[str, Points], looks: Mapping[str, Look], unit: str) -> None:
+def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Mapping[str, Look], unit: str) -> None:
     """Cost over length, both logarithmic. `unit` is "time" (seconds), "memory" (MiB) or "rate" (anything per second)."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     for name, points in lines.items():
         if points:
             look = looks[name]
@@ -92,7 +104,7 @@ def cost_lines(axes: Axes, title: str, lines: Mapping[str, Points], looks: Mappi
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_unit(value)))
 
 
-def bars(axes: Axes, title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], colours: Iterable[str]) -> None:
+def bars(axes: "Axes", title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], colours: Iterable[str]) -> None:
     """Bars side by side with their numbers on top, and a line at 1."""
     width = 0.8 / max(len(series), 1)
     for index, ((name, heights), colour) in enumerate(zip(series.items(), colours, strict=False)):
@@ -107,24 +119,24 @@ def bars(axes: Axes, title: str, groups: Sequence[str], series: Mapping[str, Seq
     legend(axes, loc="upper right")
 
 
-def legend(axes: Axes, **options) -> None:
+def legend(axes: "Axes", **options) -> None:
     """A legend, if there is anything to name: a run that was stopped early leaves panels empty."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=10, **options)
 
 
-def shared_legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
+def shared_legend(figure: "Figure", axes: "Axes", columns: int | None = None) -> None:
     """One legend for all panels, above them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(labels), frameon=False, fontsize=11)
 
 
-def footnote(figure: Figure, text: str) -> None:
+def footnote(figure: "Figure", text: str) -> None:
     """What the numbers were measured on, small, below everything."""
     figure.supxlabel(text, fontsize=9, color=GREY)
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: "Figure", path: Path) -> None:
     """Write the picture; the kind follows from the name."""
     write_atomically(path, lambda part: figure.savefig(part, dpi=DOTS_PER_INCH))

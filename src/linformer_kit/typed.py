@@ -8,7 +8,7 @@
 Garden(trees=3)
 >>> converted({"trees": 0}, Garden, "garden")
 Traceback (most recent call last):
-linformer_kit.training.errors.UserError: garden.trees is 0; it must be at least 1
+linformer_kit.errors.UserError: garden.trees is 0; it must be at least 1
 """
 
 import sys
@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from ..models.options_linformer import nearest_of
 from .errors import UserError
+from .models.options_linformer import nearest_of
 
 
 class Bounds(NamedTuple):

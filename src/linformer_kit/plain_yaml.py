@@ -1,0 +1,36 @@
+"""YAML without surprises."""
+
+import re
+from typing import Any
+
+import yaml
+
+from .errors import UserError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without surprises: `1e-3` is a number, and a key that stands twice is an error."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)$"), list("-+0123456789.")
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text; `where` names it in errors.
+
+    >>> parse_yaml("1e-3", "learning rate")
+    0.001
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
