@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +27,8 @@ app = typer.Typer(
 )
 
 
-# what the extra `train` installs
+# what the extras `keras` and `train` install
+OF_KERAS = {"keras", "tensorflow", "jax"}
 OF_TRAINING = {"accelerate", "datasets", "filelock", "matplotlib", "sacrebleu", "tokenizers", "yaml"}
 
 
@@ -49,7 +50,8 @@ def short_errors() -> Iterator[None]:
     except BrokenPipeError:  # whoever read the output has seen enough; typer ends quietly
         raise
     except ModuleNotFoundError as error:
-        extra = '; pip install "linformer-kit[train]"' if error.name in OF_TRAINING else ""
+        name = "train" if error.name in OF_TRAINING else error.name if error.name in OF_KERAS else None
+        extra = f'; pip install "linformer-kit[{name}]"' if name else ""
         typer.echo(f"Error: {error}{extra}", err=True)
         raise typer.Exit(2) from None
     except (OSError, UserError) as error:
@@ -60,6 +62,38 @@ def short_errors() -> Iterator[None]:
         raise typer.Exit(stop.code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Projection(StrEnum):
+    """What E is."""
+
+    linear = "linear"
+    dynamic = "dynamic"
+    conv = "conv"
+    mean = "mean"
+    max = "max"
+    random = "random"
+
+
+class Sharing(StrEnum):
+    """Which matrices of one layer are the same."""
+
+    none = "none"
+    headwise = "headwise"
+    kv = "kv"
+
+
+class Backend(StrEnum):
+    """What the layer is made of."""
+
+    torch = "torch"
+    keras = "keras"
+
+
+class Preset(StrEnum):
+    """Sweeps that come with the package."""
+
+    paper_table_3 = "paper-table-3"
 
 
 class What(StrEnum):
@@ -179,6 +213,79 @@ def predict(
         predictor = Predictor(run, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True))
         for answer in predictor(read_inputs(given or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
+
+
+@app.command()
+def benchmark(
+    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 2000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples of a batch.")] = 25,
+    embedding_dim: Annotated[int, typer.Option(min=1, help="Features of a token.")] = 256,
+    projection_dim: Annotated[int, typer.Option(min=1, help="K: rows that keys and values are shortened to.")] = 64,
+    num_heads: Annotated[int, typer.Option(min=1, help="Heads.")] = 8,
+    hidden_dim: Annotated[int, typer.Option(min=1, help="Features of a head.")] = 128,
+    projection: Annotated[Projection, typer.Option(help="What E is.")] = Projection.linear,
+    sharing: Annotated[Sharing, typer.Option(help="Which matrices are the same.")] = Sharing.headwise,
+    backend: Annotated[Backend, typer.Option(help="Keras runs on what KERAS_BACKEND says.")] = Backend.torch,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps, …")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+) -> None:
+    """Time one attention layer as it predicts, beside full attention of the same sizes."""
+    with short_errors():
+        from rich.console import Console
+
+        from .bench.prediction_time import Experiment, measure, show
+
+        sizes = (sequence_length, batch_size, embedding_dim, projection_dim, num_heads, hidden_dim)
+        found = measure(Experiment(*sizes, projection.value, sharing.value, backend.value, device), Console(stderr=True))
+        if as_json:
+            typer.echo(json.dumps(found, indent=1))
+        else:
+            show(found, Console())
+
+
+def last_of(names: str) -> Callable[[str], list[str]]:
+    """Completes the last of several values with a comma between them; `names` is a tuple in `bench.names`."""
+
+    def complete(incomplete: str) -> list[str]:
+        from .bench import names as known
+
+        *before, last = incomplete.split(",")
+        return [",".join([*before, name]) for name in getattr(known, names) if name.startswith(last)]
+
+    return complete
+
+
+@app.command()
+def compare(
+    sweep: Annotated[Path | None, typer.Argument(help="A YAML file with any of the settings; docs/compare.md lists them.")] = None,
+    preset: Annotated[Preset | None, typer.Option(help="A sweep that comes with the package.")] = None,
+    lengths: Annotated[str | None, typer.Option(metavar="LIST", help="Tokens of an example: 512,1024,2048.")] = None,
+    projected_lengths: Annotated[str | None, typer.Option(metavar="LIST", help="K: 64,128.")] = None,
+    implementations: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Whom to compare.", autocompletion=last_of("IMPLEMENTATIONS"))
+    ] = None,
+    subjects: Annotated[
+        str | None, typer.Option(metavar="LIST", help="layer,encoder,encoder-decoder", autocompletion=last_of("SUBJECTS"))
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(metavar="LIST", help="forward,training,generation", autocompletion=last_of("STEPS"))
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens of a batch; 0: as many as memory and time allow.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, …")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds of a call; what takes longer is not timed.")] = None,
+    output: Annotated[Path | None, typer.Option(help="The table; else compare.csv, or the name of the preset.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what was measured in that table.")] = False,
+) -> None:
+    """Time and memory of implementations beside each other, in one table that can be taken up again."""
+    flags = {
+        **{"lengths": lengths, "projected_lengths": projected_lengths, "implementations": implementations},
+        **{"subjects": subjects, "steps": steps, "tokens": tokens, "device": device, "time_limit": time_limit},
+    }
+    with short_errors():
+        from .bench.command import run
+
+        given = {name: value for name, value in flags.items() if value is not None}
+        run(sweep, preset.value if preset else None, given, output, fresh)
 
 
 @app.command()

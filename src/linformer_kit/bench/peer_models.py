@@ -104,8 +104,8 @@ def our_encoder(length: int, sizes: Sizes, attention: str = "sdpa", **options: A
     return model
 
 
-def bert(length: int, sizes: Sizes) -> nn.Module:
-    config = transformers.BertConfig(**sizes.of_config(length), **NO_DROPOUT, attn_implementation="sdpa")
+def bert(length: int, sizes: Sizes, attention: str = "sdpa") -> nn.Module:
+    config = transformers.BertConfig(**sizes.of_config(length), **NO_DROPOUT, attn_implementation=attention)
     return transformers.BertModel(config, add_pooling_layer=False)
 
 
@@ -237,7 +237,8 @@ def plain_hidden_states(model: LinformerModel, ids_BN: Tensor) -> Tensor:
     positions, types = (table.weight for table in tables if isinstance(table, nn.Embedding))
     x_BNC = embeddings.norm(F.embedding(ids_BN, embeddings.word_embeddings.weight) + positions[: ids_BN.shape[1]] + types[0])
     for layer, attention in layers_of(model):
-        x_BNC = plain_residual(layer.attention_residual, x_BNC, partial(plain_attention, attention))
+        attend = partial(plain_attention, attention, projection=model.projection)
+        x_BNC = plain_residual(layer.attention_residual, x_BNC, attend)
         feed_forward = nn.Sequential(layer.feed_forward.inner, nn.GELU(), layer.feed_forward.outer)
         x_BNC = plain_residual(layer.feed_forward_residual, x_BNC, feed_forward)
     return x_BNC if model.norm is None else model.norm(x_BNC)
@@ -247,18 +248,26 @@ def plain_residual(residual: Residual, x_BNC: Tensor, function: Callable[[Tensor
     return x_BNC + function(residual.norm(x_BNC)) if residual.norm_first else residual.norm(x_BNC + function(x_BNC))
 
 
-def plain_attention(layer: LinformerAttention, x_BNC: Tensor) -> Tensor:
-    """`softmax(Q (Eᵀ X W_K)ᵀ / √D) (Fᵀ X W_V) W_O`, with E = F = 1 where nothing is projected."""
+def plain_attention(
+    layer: LinformerAttention, x_BLC: Tensor, context_BNC: Tensor | None = None, projection: nn.Module | None = None
+) -> Tensor:
+    """`softmax(Q (Eᵀ X W_K)ᵀ / √D) (Fᵀ X W_V) W_O`, with E = F = 1 where nothing is projected.
+
+    Queries of `x_BLC`; keys and values of the context, if there is one. `projection` is that of all layers, if they share one.
+    """
+    context_BNC = x_BLC if context_BNC is None else context_BNC
+    projection = layer.projection if projection is None else projection
 
     def heads(linear: nn.Linear, rows_BKC: Tensor) -> Tensor:
         return linear(rows_BKC).unflatten(-1, (layer.num_heads, layer.head_dim)).transpose(1, 2)
 
     def rows(matrix: int) -> Tensor:
-        if not isinstance(layer.projection, LinearProjection):
-            return x_BNC
-        return torch.einsum("nk,bnc->bkc", layer.projection.weight[: x_BNC.shape[1], matrix], x_BNC)
+        if not isinstance(projection, LinearProjection):
+            return context_BNC
+        E_NK = projection.weight[: context_BNC.shape[1], min(matrix, projection.matrices - 1)]  # one matrix: E = F
+        return torch.einsum("nk,bnc->bkc", E_NK, context_BNC)
 
-    query, keys, values = heads(layer.query, x_BNC), heads(layer.key, rows(0)), heads(layer.value, rows(1))
+    query, keys, values = heads(layer.query, x_BLC), heads(layer.key, rows(0)), heads(layer.value, rows(1))
     weights_BHNK = (query @ keys.transpose(-1, -2) / layer.head_dim**0.5).softmax(dim=-1)
     return layer.output((weights_BHNK @ values).transpose(1, 2).flatten(2))
 

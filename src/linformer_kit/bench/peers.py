@@ -8,6 +8,7 @@ Shapes: B batch, N length, P positions that are compared, K projected length, D 
 import copy
 from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,9 +84,11 @@ def randomise_(layer: MultiHeadLayer) -> None:
         layer.projection.weight.normal_(std=layer.projection.weight.shape[0] ** -0.5)
 
 
-def our_layer(length: int, projected_length: int, embed_dim: int = EMBED_DIM, num_heads: int = NUM_HEADS) -> LinformerAttention:
+def our_layer(
+    length: int, projected_length: int, embed_dim: int = EMBED_DIM, num_heads: int = NUM_HEADS, **options: Any
+) -> LinformerAttention:
     """Our layer for `length` tokens, with weights that the peers can take over."""
-    layer = LinformerAttention(embed_dim, num_heads, max_length=length, projected_length=projected_length)
+    layer = LinformerAttention(embed_dim, num_heads, max_length=length, projected_length=projected_length, **options)
     randomise_(layer)
     return layer.eval()
 
@@ -99,34 +102,39 @@ def our_causal_layer(
     return layer.eval()
 
 
-@torch.no_grad()
 def linformer_layer(ours: LinformerAttention) -> nn.Module:
     """`LinformerSelfAttention` of the package `linformer`, with the weights of `ours`."""
     peer_versions()
     from linformer import LinformerSelfAttention
 
+    length, _, rows = _matrices(ours).shape
+    peer = LinformerSelfAttention(ours.embed_dim, length, k=rows, heads=ours.num_heads)
+    copy_to_linformer(ours, peer)
+    return peer.eval()
+
+
+@torch.no_grad()
+def copy_to_linformer(ours: LinformerAttention, peer: Any) -> None:
+    """Give a `LinformerSelfAttention` of the package `linformer` the weights of `ours`."""
     E_NMK = _matrices(ours)
-    peer = LinformerSelfAttention(ours.embed_dim, E_NMK.shape[0], k=E_NMK.shape[2], heads=ours.num_heads)
     for theirs, our in ((peer.to_q, ours.query), (peer.to_k, ours.key), (peer.to_v, ours.value), (peer.to_out, ours.output)):
         theirs.weight.copy_(our.weight)
     peer.to_out.bias.copy_(ours.output.bias)
     peer.proj_k.copy_(E_NMK[:, 0])
     peer.proj_v.copy_(E_NMK[:, 1])
-    return peer.eval()
 
 
-@torch.no_grad()
 def linformer_pytorch_layer(ours: LinformerAttention) -> nn.Module:
     """`MHAttention` of the package `linformer-pytorch`, with the weights of `ours`."""
     peer_versions()
     from linformer_pytorch.linformer_pytorch import MHAttention
 
-    E_NMK = _matrices(ours)
+    length, _, rows = _matrices(ours).shape
     peer = MHAttention(
-        input_size=E_NMK.shape[0],
+        input_size=length,
         dim=ours.head_dim,
         channels=ours.embed_dim,
-        dim_k=E_NMK.shape[2],
+        dim_k=rows,
         nhead=ours.num_heads,
         dropout=0.0,
         checkpoint_level="C0",
@@ -136,6 +144,14 @@ def linformer_pytorch_layer(ours: LinformerAttention) -> nn.Module:
         full_attention=False,
         causal_mask=None,
     )
+    copy_to_linformer_pytorch(ours, peer)
+    return peer.eval()
+
+
+@torch.no_grad()
+def copy_to_linformer_pytorch(ours: LinformerAttention, peer: Any) -> None:
+    """Give an `MHAttention` of the package `linformer-pytorch` the weights of `ours`."""
+    E_NMK = _matrices(ours)
     for theirs, our in ((peer.to_q, ours.query), (peer.to_k, ours.key), (peer.to_v, ours.value)):
         for linear, weight_DC in zip(theirs, our.weight.split(ours.head_dim), strict=True):
             linear.weight.copy_(weight_DC)
@@ -145,7 +161,6 @@ def linformer_pytorch_layer(ours: LinformerAttention) -> nn.Module:
     for index, linear in enumerate((head.E, head.F)):
         linear.weight.copy_(E_NMK[:, index].T)
         linear.bias.zero_()
-    return peer.eval()
 
 
 def _matrices(ours: LinformerAttention) -> Tensor:

@@ -13,7 +13,8 @@ KEYS = ("subject", "step", "implementation", "length", "projected_length", "batc
 FOUND = (*MEASURED, "memory_status", "peak_mib", "note")
 # what it depends on besides: `package` is the version of the implementation's own package
 FACTS = (
-    *("hidden_size", "num_heads", "num_layers", "device", "package", "linformer-kit", "torch", "transformers", "python", "code"),
+    *("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "device"),
+    *("package", "linformer-kit", "torch", "transformers", "python", "code"),
     *("cpu", "cores", "threads", "memory_gib", "system", "date"),
 )
 COLUMNS = (*KEYS, *FOUND, *FACTS)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import drawing
+from ..errors import UserError
 from ..files import write_atomically
 from .measure import Timing, hold_memory, limit_memory
 from .peers import MissingPeer, WrongImplementation
@@ -57,7 +58,7 @@ def require_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        fail(f"cannot write to {folder}: {error.strerror}; choose another folder with --output")
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --output") from None
 
 
 @contextlib.contextmanager
@@ -68,7 +69,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fail(f"another run is measuring in {folder}; wait for it, or choose another folder with --output")
+            raise UserError(f"another run is measuring in {folder}; wait for it, or choose another folder with --output") from None
         yield
     finally:
         os.close(handle)
@@ -122,9 +123,9 @@ def run_program(program: Program, output: Path, fresh: bool, summary: bool, quic
     if quick and output.resolve() == program.results:
         fail("--quick would replace the results by numbers that mean nothing; give another folder with --output")
     console = Console()
-    require_writable(output)
     sweeps = {sweep.name: sweep for sweep in program.sweeps}
     try:
+        require_writable(output)
         if summary:
             if not (output / program.machine_file).exists():
                 fail(f"there are no measurements in {output}; run without --summary first")

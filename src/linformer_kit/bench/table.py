@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ..errors import UserError
 from ..files import write_atomically
 
 Row = dict[str, str]
@@ -46,7 +47,7 @@ class Table:
         with self.path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             if tuple(reader.fieldnames or ()) != self.keys + self.values:
-                raise ValueError(
+                raise UserError(
                     f"{self.path} has the columns {', '.join(reader.fieldnames or ['none'])}, which this version does not write; "
                     "move it away, or measure anew with --fresh"
                 )

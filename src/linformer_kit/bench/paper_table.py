@@ -1,0 +1,144 @@
+"""Table 3 of the paper, measured here: time and memory saved, our number beside the paper's in each cell."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from .. import drawing
+from .contenders import BERT_EAGER, OURS
+from .table import Row, Table, write_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROWS = (128, 256, 512, 1024, 2048)
+# how many times less time and memory Linformer took than the Transformer (Wang et al. 2020, Table 3), by n, for each k
+PAPER_TIME: dict[int, tuple[float, ...]] = {
+    512: (1.5, 1.3),
+    1024: (1.7, 1.6, 1.3),
+    2048: (2.6, 2.4, 2.1, 1.3),
+    4096: (3.4, 3.2, 2.8, 2.2, 1.3),
+    8192: (5.5, 5.0, 4.4, 3.5, 2.1),
+    16384: (8.6, 7.8, 7.0, 5.6, 3.3),
+    32768: (13, 12, 11, 8.8, 5.0),
+    65536: (20, 18, 16, 14, 7.9),
+}
+PAPER_MEMORY: dict[int, tuple[float, ...]] = {
+    512: (1.7, 1.5),
+    1024: (3.0, 2.9, 1.8),
+    2048: (6.1, 5.6, 3.6, 2.0),
+    4096: (14, 13, 8.3, 4.3, 2.3),
+    8192: (28, 26, 17, 8.5, 4.5),
+    16384: (56, 48, 32, 16, 8),
+    32768: (56, 48, 36, 18, 16),
+    65536: (60, 52, 40, 20, 18),
+}
+SAVED = {"time": ("seconds_median", PAPER_TIME), "memory": ("peak_mib", PAPER_MEMORY)}
+
+
+def of_paper(table: dict[int, tuple[float, ...]], length: int, rows: int) -> float | None:
+    """A cell of the paper's table; None where it has none.
+
+    >>> of_paper(PAPER_TIME, 4096, 512), of_paper(PAPER_TIME, 512, 512)
+    (2.8, None)
+    """
+    return dict(zip(ROWS, table.get(length, ()), strict=False)).get(rows)
+
+
+def cells(table: Table) -> list[Row]:
+    """Every cell that was tried: what was saved here, what the paper saved, and why there is no number."""
+    return [
+        cell_of(table, row, saved)
+        for saved in SAVED
+        for row in table.rows(implementation=OURS, subject="encoder", step="forward")
+        if int(row["projected_length"]) in ROWS
+    ]
+
+
+def cell_of(table: Table, row: Row, saved: str) -> Row:
+    """What one of our rows saves beside the baseline of the same length and batch."""
+    column, paper = SAVED[saved]
+    key = {name: row[name] for name in ("subject", "step", "length", "batch")}
+    baseline = next(table.rows(**key, implementation=BERT_EAGER), {})
+    theirs, ours = baseline.get(column), row[column]
+    number = of_paper(paper, int(row["length"]), int(row["projected_length"]))
+    return {
+        **{"saved": saved, "n": row["length"], "k": row["projected_length"], "batch": row["batch"]},
+        "measured": f"{float(theirs) / float(ours):.2f}" if theirs and ours else "",
+        "paper": "" if number is None else f"{number:g}",
+        "why not": "" if theirs and ours else why_not(row, baseline),
+    }
+
+
+def why_not(row: Row, baseline: Row) -> str:
+    """Why a cell has no number."""
+    for who, what in ((OURS, row), (BERT_EAGER, baseline)):
+        status = what.get("status") or what.get("memory_status") or "not measured"
+        if status != "ok":
+            return f"{who}: {status}"
+    return "not measured"
+
+
+def publish(table: Table, path: Path, console: Console) -> list[Path]:
+    """Cells as CSV, as a picture and on the screen; gives the files."""
+    found = cells(table)
+    if not found:
+        return []
+    csv_path = path.with_name(f"{path.stem}_cells.csv")
+    write_rows(csv_path, found)
+    for saved in SAVED:
+        console.print(shown(saved, [cell for cell in found if cell["saved"] == saved]))
+    figure = draw(found, next(iter(table.rows())))
+    pictures = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for picture in pictures:
+        drawing.save(figure, picture)
+    return [csv_path, *pictures]
+
+
+def shown(saved: str, found: list[Row]) -> RichTable:
+    """The table on the screen: ours, and the paper's in brackets."""
+    screen = RichTable("n", *(f"k={rows:,}" for rows in ROWS), box=SIMPLE_HEAD)
+    screen.title = f"{saved} saved: measured (paper)"
+    for length in dict.fromkeys(cell["n"] for cell in found):
+        by_rows = {cell["k"]: cell for cell in found if cell["n"] == length}
+        screen.add_row(f"{int(length):,}", *(in_words(by_rows.get(str(rows))) for rows in ROWS))
+    return screen
+
+
+def in_words(cell: Row | None, between: str = " ") -> str:
+    """Ours, and the paper's in brackets.
+
+    >>> in_words({"measured": "1.40", "paper": "1.5"}), in_words({"measured": "", "paper": "20"}), in_words(None)
+    ('1.40 (1.5)', '? (20)', '–')
+    """
+    if cell is None:
+        return "–"
+    return f"{cell['measured'] or '?'}{between}({cell['paper']})" if cell["paper"] else cell["measured"] or "?"
+
+
+def draw(found: list[Row], facts: Row) -> "Figure":
+    """Both tables, coloured by what was saved here; the paper's numbers below ours."""
+    import numpy as np
+
+    figure, panels = drawing.new_figure(1, 2, height=4.6)
+    lengths = sorted({int(cell["n"]) for cell in found})
+    for axes, saved in zip(panels, SAVED, strict=True):
+        by_place = {(lengths.index(int(cell["n"])), ROWS.index(int(cell["k"]))): cell for cell in found if cell["saved"] == saved}
+        numbers = np.full((len(lengths), len(ROWS)), np.nan)
+        for place, cell in by_place.items():
+            numbers[place] = float(cell["measured"] or "nan")
+        axes.imshow(np.log2(numbers), cmap="cividis", vmin=0, vmax=6, aspect="auto")
+        for (line, column), cell in by_place.items():
+            dark = cell["measured"] and float(cell["measured"]) < 8
+            colour = "white" if dark else "black"
+            axes.text(column, line, in_words(cell, "\n"), ha="center", va="center", fontsize=9, color=colour)
+        axes.set_title(f"{saved.capitalize()} saved, × (the paper's)", loc="left", fontsize=11, fontweight="bold")
+        axes.set_xticks(range(len(ROWS)), [f"{rows:,}" for rows in ROWS])
+        axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+        axes.set(xlabel="K", ylabel="N")
+    note = f"{facts['num_layers']} layers, C={facts['hidden_size']}, H={facts['num_heads']}, float32; {facts['cpu']}, "
+    drawing.footnote(figure, note + f"threads={facts['threads']}, torch {facts['torch']}; the paper: one V100")
+    return figure

@@ -1,0 +1,82 @@
+"""One point by itself, in a fresh process: the check, the time of a warm call, its peak memory.
+
+`python -m linformer_kit.bench.solo JSON` prints a `Solo` of the `Point` in the JSON. What is wrong, too large or too slow shows
+here, and takes no part in the rounds.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from .alone import Ended, ask
+from .contenders import Point, call_of, check
+from .measure import OK, OVER_TIME_LIMIT, WRONG, limit_memory, peak_memory
+from .peers import WrongImplementation
+
+# a check and the imports take a while whatever the point
+START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Solo:
+    """What came of it."""
+
+    status: str
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    note: str = ""
+
+
+def solo(point: Point, time_limit: float) -> Solo:
+    """Measure a point in a process of its own; a call may take `time_limit` seconds."""
+    try:
+        return Solo(**ask(__name__, {"point": asdict(point), "time_limit": time_limit}, START_SECONDS + 3 * time_limit))
+    except Ended as end:
+        return Solo(end.status)
+
+
+def measure_here(point: Point, time_limit: float) -> Solo:
+    """The same in this process."""
+    try:
+        check(point)
+    except WrongImplementation as error:
+        return Solo(WRONG, note=str(error))
+    torch.manual_seed(0)
+    # libraries load and threads start at the first call; that memory is not the point's
+    call_of(replace(point, batch=1))()
+    return measure_call(call_of(point), point.device, time_limit)
+
+
+def measure_call(call: Callable[[], object], device: str, time_limit: float) -> Solo:
+    """Time and peak memory of a call, in this process."""
+    start = time.perf_counter()
+    peak_bytes = peak_memory(call) if device == "cpu" else accelerator_memory(call)
+    seconds = time.perf_counter() - start
+    if seconds > time_limit:
+        return Solo(OVER_TIME_LIMIT, seconds, peak_bytes, f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s")
+    return Solo(OK, seconds, peak_bytes)
+
+
+def accelerator_memory(call: Callable[[], object]) -> int:
+    """As `peak_memory`, of a GPU."""
+    before = torch.accelerator.memory_allocated()
+    torch.accelerator.reset_peak_memory_stats()
+    call()
+    return torch.accelerator.max_memory_allocated() - before
+
+
+def main() -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # BigBird says that it falls back to full attention at short lengths
+    question = json.loads(sys.argv[1])
+    limit_memory()
+    print(json.dumps(asdict(measure_here(Point(**question["point"]), question["time_limit"]))))
+
+
+if __name__ == "__main__":
+    main()
