@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .files import write_atomically
 
@@ -139,4 +139,9 @@ def footnote(figure: "Figure", text: str) -> None:
 
 def save(figure: "Figure", path: Path) -> None:
     """Write the picture; the kind follows from the name."""
-    write_atomically(path, lambda part: figure.savefig(part, dpi=DOTS_PER_INCH))
+    import matplotlib
+
+    # the same picture gives the same file: no date, and names of parts that do not change
+    options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
+    with matplotlib.rc_context({"svg.hashsalt": path.stem}):
+        write_atomically(path, lambda part: figure.savefig(part, dpi=DOTS_PER_INCH, **options))

@@ -188,9 +188,9 @@ def show(table: Table, console: Console) -> None:
     """What was measured, one table per subject and step, with the ratio to full attention."""
     rows = sorted(table.rows(), key=lambda row: int(row["length"]))
     for subject, step in dict.fromkeys((row["subject"], row["step"]) for row in rows):
-        shown = RichTable(title=f"{subject}, {step}", box=SIMPLE_HEAD)
-        for heading in ("N", "B", "implementation", "K", "time", "spread", "full ÷ this", "memory"):
-            shown.add_column(heading, no_wrap=True)
+        shown = RichTable(title=f"{subject}, {step}", caption=f"ratio: {OURS_NONE} ÷ this", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for heading in ("N", "B", "implementation", "K", "time", "spread", "ratio", "memory"):
+            shown.add_column(heading, no_wrap=True, justify="left" if heading == "implementation" else "right")
         for row in rows:
             if (row["subject"], row["step"]) == (subject, step):
                 shown.add_row(*texts_of(row, table))

@@ -63,6 +63,12 @@ class Point:
         return f"{self.implementation}, {self.subject}, {self.step}, N={self.length:,}{rows}, B={self.batch:,}"
 
 
+def small_of(point: Point) -> Point:
+    """The same with few tokens."""
+    rows = None if point.projected_length is None else min(point.projected_length, CHECKED_ROWS)
+    return replace(point, length=CHECKED_LENGTH, projected_length=rows)
+
+
 Build = Callable[[Point], nn.Module]
 
 
@@ -187,8 +193,7 @@ def of_transformers(build_encoder: Callable[..., nn.Module], **options: Any) -> 
 
 def check_encoder(point: Point) -> None:
     """Outputs and gradients of a few texts beside a plain float64 evaluation, if we know the function: ours, Linformers, BERT."""
-    rows = None if point.projected_length is None else min(point.projected_length, CHECKED_ROWS)
-    small = replace(point, length=CHECKED_LENGTH, projected_length=rows)
+    small = small_of(point)
     torch.manual_seed(0)
     model = build(small)
     if isinstance(model, transformers.BertModel):
@@ -260,8 +265,7 @@ class LinformerPytorchEncoderDecoder(nn.Module):
 
 def check_encoder_decoder(point: Point) -> None:
     """No token of the target may see a later one; and what ours generates token by token is what one float64 pass gives."""
-    rows = None if point.projected_length is None else min(point.projected_length, CHECKED_ROWS)
-    small = replace(point, length=CHECKED_LENGTH, target_length=CHECKED_LENGTH, projected_length=rows)
+    small = replace(small_of(point), target_length=CHECKED_LENGTH)
     torch.manual_seed(0)
     model, ids_BN, target_BT = build(small).eval(), *small.sizes.random_ids(2, CHECKED_LENGTH).unsqueeze(1)
     with torch.no_grad():

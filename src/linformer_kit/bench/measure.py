@@ -25,6 +25,7 @@ OK = "ok"
 OUT_OF_MEMORY = "out of memory"
 OVER_TIME_LIMIT = "over the time limit"
 WRONG = "wrong"
+FAILED = "failed"
 
 # a timing in the columns of a table
 MEASURED = ("status", "seconds_median", "seconds_fastest", "seconds_slowest", "rounds")

@@ -1,0 +1,341 @@
+"""`linformer compare`: only what is right is timed, every point once, nothing measured is lost."""
+
+import csv
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from linformer_kit.bench import contenders, names, paper_table, solo
+from linformer_kit.bench.compare import Comparison
+from linformer_kit.bench.contenders import CONTENDERS, Point, check
+from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT
+from linformer_kit.bench.peers import WrongImplementation
+from linformer_kit.bench.points import COLUMNS, FACTS, FOUND, KEYS, read_points
+from linformer_kit.bench.sweep import PRESETS, Sweep, read_sweep
+from linformer_kit.bench.table import Table
+from linformer_kit.cli import app
+from linformer_kit.errors import UserError
+
+SIZES = {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "target_length": 8}
+SEES_THE_FUTURE = ("linformer-pytorch", "encoder-decoder")
+ALL = [(name, subject) for name, contender in CONTENDERS.items() for subject in contender.builds]
+
+
+def point_of(name, subject, step="forward", length=128):
+    return Point(subject, step, name, length, 16 if CONTENDERS[name].projects else None, 2, **SIZES)
+
+
+def linformer(*arguments):
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+
+
+# the check
+
+
+@pytest.mark.parametrize(("name", "subject"), [pair for pair in ALL if pair != SEES_THE_FUTURE], ids=str)
+def test_what_is_right_passes_and_can_be_called(name, subject):
+    point = point_of(name, subject)
+    check(point)
+    for step in ("forward", "training", *(["generation"] if subject == "encoder-decoder" else [])):
+        contenders.call_of(replace(point, step=step))()
+
+
+@pytest.mark.parametrize("length", [97, 1500], ids="N{}".format)
+@pytest.mark.parametrize("name", ["linformer-kit", "linformer-kit-none", "linformer", "linformer-pytorch"])
+def test_layers_are_checked_at_their_own_length(name, length):
+    check(point_of(name, "layer", length=length))
+
+
+def test_an_encoder_decoder_that_sees_the_future_is_refused():
+    with pytest.raises(WrongImplementation, match=r"linformer-pytorch: another last token .* it sees the future"):
+        check(point_of(*SEES_THE_FUTURE))
+
+
+@pytest.mark.parametrize("name", ["linformer-kit", "linformer-kit-none", "linformer", "linformer-pytorch"])
+@pytest.mark.parametrize("subject", ["layer", "encoder"])
+def test_one_percent_too_much_is_refused(monkeypatch, name, subject):
+    right = CONTENDERS[name].builds[subject]
+
+    def wrong(point):
+        model = right(point)
+        ends = ("output.weight", "to_out.weight", "w_o.weight")
+        weight = next(weight for name, weight in model.named_parameters() if name.endswith(ends))
+        weight.data *= 1.01  # W_O of the first layer
+        return model
+
+    # the check builds its own twin of what is built, with the same seed
+    monkeypatch.setattr(contenders, "build", wrong)
+    with pytest.raises(WrongImplementation, match=f"^{name}: its"):
+        check(point_of(name, subject))
+
+
+def test_the_names_that_a_shell_completes_are_those_there_are():
+    assert tuple(CONTENDERS) == names.IMPLEMENTATIONS
+    assert set(names.SUBJECTS) == set(contenders.CHECKS)
+    assert {step for step in names.STEPS if step != "generation"} == set(contenders.MODES)
+
+
+# one point alone
+
+
+def test_the_memory_of_a_point_is_that_of_its_attention_weights():
+    """Unfused attention stores all its weights twice, before and after the softmax; that is most of what it takes."""
+    point = Point("encoder", "forward", "bert-eager", 1024, None, 2, **{**SIZES, "num_layers": 1})
+    found = solo.solo(point, 60.0)
+    assert found.status == OK
+    weights = 2 * 4 * 1024**2 * 4
+    assert 2 * weights <= found.peak_bytes < 2.5 * weights
+
+
+def test_what_does_not_fit_is_recorded_as_such():
+    point = Point("encoder", "forward", "bert-eager", 65536, None, 64, hidden_size=8, num_heads=4, num_layers=1)  # 4 TB
+    assert solo.solo(point, 60.0) == solo.Solo(OUT_OF_MEMORY)
+
+
+def test_what_fails_for_reasons_of_its_own_does_not_end_the_sweep():
+    point = Point("encoder", "forward", "nystromformer", 100, None, 1, **SIZES)  # not a multiple of its 64 landmarks
+    found = solo.solo(point, 60.0)
+    assert found.status == FAILED
+    assert "RuntimeError: shape" in found.note
+
+
+def test_what_takes_too_long_is_recorded_as_such():
+    found = solo.measure_here(point_of("linformer-kit", "layer"), time_limit=1e-9)
+    assert found.status == OVER_TIME_LIMIT
+    assert "the limit is 0 s" in found.note
+
+
+def test_a_process_that_hangs_is_ended():
+    with pytest.raises(solo.Ended, match=OVER_TIME_LIMIT):
+        solo.ask("linformer_kit.bench.solo", {}, seconds=0.01)
+
+
+# what is swept
+
+
+def test_every_point_that_makes_sense_is_there_once():
+    sweep = read_sweep(
+        {
+            "lengths": [64, 512, 64],
+            "projected_lengths": [32, 128],
+            "implementations": ["linformer-kit", "linformer-kit-none", "linformer", "led"],
+            "subjects": ["layer", "encoder-decoder"],
+            "steps": ["forward", "generation"],
+        }
+    )
+    found = [
+        (point.length, point.subject, point.step, point.implementation, point.projected_length)
+        for group in sweep.groups()
+        for point in group.points(batch=1)
+    ]
+    assert len(found) == len(set(found))
+    expected = set()
+    for length, subject, step in itertools.product((64, 512), ("layer", "encoder-decoder"), ("forward", "generation")):
+        if subject == "layer" and step == "generation":
+            continue
+        for rows in (32, 128):
+            if rows <= length:
+                expected.add((length, subject, step, "linformer-kit", rows))
+                if subject == "layer":
+                    expected.add((length, subject, step, "linformer", rows))
+        expected.add((length, subject, step, "linformer-kit-none", None))
+        if subject == "encoder-decoder":
+            expected.add((length, subject, step, "led", None))
+    assert set(found) == expected
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_presets_can_be_read(preset):
+    assert read_sweep(PRESETS[preset]).groups()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--implementations", "linfromer"],
+            "there is no implementation 'linfromer'; did you mean 'linformer'? known: linformer-kit,",
+        ),
+        (["--projected-lengths", "256", "--lengths", "64,128"], "projected_lengths has 256, but no length is larger than 128"),
+        (["--lengths", "many"], "'many' is not a list of whole numbers, such as 512,1024"),
+        (["--lengths", ","], "lengths is empty"),
+        (["--lengths", "0"], "lengths[0] is 0; it must be at least 1"),
+        (["--subjects", "decoder"], "subjects[0] is the text 'decoder'; allowed: layer, encoder, encoder-decoder"),
+        (["--steps", "generation"], "linformer-kit takes no part in layer × generation"),
+        (["--implementations", "bert"], "bert takes no part in layer × forward; it has encoder"),
+        (["--device", "tpu"], "device is 'tpu'; PyTorch has here: cpu"),
+        (["--time-limit", "0"], "time_limit is 0.0; it must be larger than 0"),
+        (["--tokens", "-1"], "tokens is -1; it must be at least 0"),
+        (["missing.yaml"], "missing.yaml"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path):
+    result = linformer(*arguments, "--output", tmp_path / "out.csv")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lenghts: [64]", "there is no key lenghts; did you mean 'lengths'? allowed here: lengths, projected_lengths"),
+        ("hidden_size: 30\nnum_heads: 4", "hidden_size is 30, which 4 heads cannot share"),
+        ("sharing: kv\nimplementations: [linformer]", "sharing is kv, but linformer is compared with headwise only"),
+        ("just words", "holds no keys; it may have lengths, "),
+        ("lengths: [64\n", "is not YAML"),
+    ],
+)
+def test_a_bad_sweep_is_one_line(text, said, tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    result = linformer(path, "--output", tmp_path / "out.csv")
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(CONTENDERS, "linformer", replace(CONTENDERS["linformer"], package="no-such-package"))
+    with pytest.raises(UserError, match=r'no-such-package is not installed; run: pip install "linformer-kit\[bench\]", or leave'):
+        read_sweep({"implementations": ["linformer"]})
+
+
+def test_an_older_table_is_not_touched(tmp_path):
+    path = tmp_path / "old.csv"
+    path.write_text("subject,length\nlayer,512\n")
+    result = linformer("--output", path)
+    assert result.exit_code == 2
+    assert "old.csv has the columns subject, length, which this version does not write" in result.stderr
+    assert path.read_text() == "subject,length\nlayer,512\n"
+    with pytest.raises(UserError, match="it lacks the column step"):
+        read_points(path)
+
+
+def test_a_folder_is_no_table(tmp_path):
+    result = linformer("--output", tmp_path)
+    assert result.exit_code == 2
+    assert "is a folder; give the name of a CSV file" in result.stderr
+
+
+def test_numbers_of_another_machine_are_not_added_to(tmp_path):
+    comparison = Comparison(Sweep(), Table(tmp_path / "points.csv", KEYS, (*FOUND, *FACTS)))
+    point = point_of("linformer", "layer")
+    comparison.table.put([comparison.row(point)])
+    comparison.require_same_facts()
+    comparison.machine["cpu"] = "another"
+    with pytest.raises(UserError, match=r"points\.csv was measured with cpu=.*, now it is another, .*--fresh"):
+        comparison.require_same_facts()
+
+
+def test_what_failed_with_fewer_tokens_is_not_tried_with_more(tmp_path):
+    comparison = Comparison(Sweep(**SIZES), Table(tmp_path / "points.csv", KEYS, (*FOUND, *FACTS)))
+    short, long = point_of("bert", "encoder", length=64), point_of("bert", "encoder", length=128)
+    comparison.table.put([comparison.row(short, memory_status=OUT_OF_MEMORY)])
+    assert comparison.refusal(long) == solo.Solo(OUT_OF_MEMORY, note="so it was at N=64; not tried")
+    assert comparison.refusal(short) is None
+    assert comparison.refusal(replace(long, implementation="fnet")) is None
+
+
+# the command
+
+
+def start(path, *arguments):
+    sizes = {**SIZES, "lengths": [64, 128], "projected_lengths": [16], "subjects": ["encoder-decoder"], "seconds": 0.1, "rounds": 2}
+    sweep = path.with_suffix(".yaml")
+    sweep.write_text(json.dumps({**sizes, "implementations": ["linformer-kit", "linformer-pytorch"]}))
+    script = Path(sys.executable).with_name("linformer")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    command = [script, "compare", sweep, "--output", path, *arguments]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+
+@pytest.mark.slow
+def test_a_sweep_is_interrupted_taken_up_again_and_added_to(tmp_path):
+    path = tmp_path / "points.csv"
+    running = start(path)
+    while not path.exists() or not any(row["memory_status"] for row in read_points(path)):
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "what was measured is kept in" in said
+    kept = [row for row in read_points(path) if row["memory_status"]]
+    assert kept
+
+    shown, said = (again := start(path)).communicate(timeout=300)
+    assert again.returncode == 0, said
+    rows = {(row["implementation"], row["length"]): row for row in read_points(path)}
+    assert set(rows) == {(name, length) for name in ("linformer-kit", "linformer-pytorch") for length in ("64", "128")}
+    for row in kept:  # not measured twice
+        assert rows[row["implementation"], row["length"]]["peak_mib"] == row["peak_mib"]
+    for (name, _), row in rows.items():
+        assert row["status"] == row["memory_status"] == ("ok" if name == "linformer-kit" else "wrong")
+        assert bool(row["seconds_median"]) == bool(row["peak_mib"]) == (name == "linformer-kit")
+        assert row["torch"] == torch.__version__
+        assert all(row[name] for name in FACTS)
+    assert float(rows["linformer-kit", "64"]["seconds_fastest"]) <= float(rows["linformer-kit", "64"]["seconds_median"])
+    assert "sees the future" in rows["linformer-pytorch", "64"]["note"]
+    assert "encoder-decoder, forward" in shown
+    assert "linformer-pytorch" in shown
+
+    before = path.read_bytes()
+    _, said = (done := start(path)).communicate(timeout=300)
+    assert done.returncode == 0, said
+    assert path.read_bytes() == before  # nothing was left to do
+
+
+# the paper's table
+
+
+def test_a_cell_is_the_ratio_to_the_baseline_of_the_same_batch_beside_the_papers(tmp_path):
+    table = Table(tmp_path / "points.csv", KEYS, (*FOUND, *FACTS))
+
+    def row(implementation, length, rows, batch, seconds, peak, status=OK):
+        key = {"subject": "encoder", "step": "forward", "implementation": implementation, "length": length}
+        found = {"status": status, "seconds_median": seconds, "memory_status": status, "peak_mib": peak}
+        return {**key, "projected_length": rows, "batch": batch, **found, **dict.fromkeys(FACTS, "1")}
+
+    table.put(
+        [
+            row("bert-eager", 512, None, 8, 3.0, 100.0),
+            row("linformer-kit", 512, 128, 8, 2.0, 40.0),
+            row("bert-eager", 65536, None, 1, None, None, OUT_OF_MEMORY),
+            row("linformer-kit", 65536, 2048, 1, 5.0, 50.0),
+        ]
+    )
+    first, second, third, fourth = paper_table.cells(table)
+    assert first == {"saved": "time", "n": "512", "k": "128", "batch": "8", "measured": "1.50", "paper": "1.5", "why not": ""}
+    assert (second["measured"], second["paper"], second["why not"]) == ("", "7.9", "bert-eager: out of memory")
+    assert (third["saved"], third["measured"], third["paper"]) == ("memory", "2.50", "1.7")
+    assert fourth["paper"] == "18"
+
+    from rich.console import Console
+
+    written = paper_table.publish(table, tmp_path / "points.csv", Console(quiet=True))
+    assert [path.name for path in written] == ["points_cells.csv", "points.png", "points.svg"]
+    with written[0].open(newline="") as file:
+        assert list(csv.DictReader(file)) == [first, second, third, fourth]
+    svg = written[2].read_bytes()
+    paper_table.publish(table, tmp_path / "points.csv", Console(quiet=True))
+    assert written[2].read_bytes() == svg  # pictures change only when numbers do
+
+
+def test_the_table_of_the_paper_is_complete():
+    for table in (paper_table.PAPER_TIME, paper_table.PAPER_MEMORY):
+        assert list(table) == [2**power for power in range(9, 17)]
+        assert sum(map(len, table.values())) == 2 + 3 + 4 + 5 * 5
+    assert COLUMNS[: len(KEYS)] == KEYS
