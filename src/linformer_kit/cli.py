@@ -29,7 +29,7 @@ app = typer.Typer(
 
 # what the extras `keras` and `train` install
 OF_KERAS = {"keras", "tensorflow", "jax"}
-OF_TRAINING = {"accelerate", "datasets", "filelock", "matplotlib", "sacrebleu", "tokenizers", "yaml"}
+OF_TRAINING = {"accelerate", "datasets", "filelock", "jinja2", "matplotlib", "sacrebleu", "tokenizers", "yaml"}
 
 
 def end_on_signal(number: int, frame: object) -> None:
@@ -100,6 +100,7 @@ class What(StrEnum):
     """What a picture shows."""
 
     costs = "costs"
+    paper_table = "paper-table"
     learning = "learning"
     quality = "quality"
     sharing = "sharing"
@@ -290,15 +291,18 @@ def compare(
 
 @app.command()
 def plot(
-    given: Annotated[list[Path], typer.Argument(metavar="CSV|RUN...", help="Tables of `linformer compare`, or folders of runs.")],
+    given: Annotated[
+        list[Path],
+        typer.Argument(metavar="CSV|RUN...", help="Tables of `linformer compare`, folders of runs, of saved models, of spectra."),
+    ],
     what: Annotated[
         What | None,
         typer.Option(
-            help="Time and memory against length; metrics against steps; quality against K; sharings side by side; attention heads "
-            "on a text; the slots of E. Else what the given files allow."
+            help="Time and memory against length; the paper's table 3; metrics against steps; quality against K; sharings side by "
+            "side; attention heads on a text; the slots of E. Else what the given files allow."
         ),
     ] = None,
-    text: Annotated[str | None, typer.Option(help="For heads: a text, or a file with one.")] = None,
+    text: Annotated[str | None, typer.Option(help="For heads, and slots of a dynamic projection: a text, or a file with one.")] = None,
     output: Annotated[Path, typer.Option(help="A folder for PNG and SVG, or one file.png or file.svg.")] = Path("plots"),
 ) -> None:
     """Draw pictures of tables and runs."""

@@ -24,5 +24,5 @@ def run(path: Path | None, preset: str | None, flags: dict[str, Any], output: Pa
     table = compare(sweep, output, fresh, console)
     written = [output]
     if preset == PAPER_TABLE_3:
-        written += paper_table.publish(table, output, console)
+        written += paper_table.publish(list(table.rows()), output, console)
     console.print("Written:", *map(str, written), highlight=False, soft_wrap=True)

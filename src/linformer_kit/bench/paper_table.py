@@ -1,5 +1,6 @@
 """Table 3 of the paper, measured here: time and memory saved, our number beside the paper's in each cell."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from rich.table import Table as RichTable
 
 from .. import drawing
 from .contenders import BERT_EAGER, OURS
-from .table import Row, Table, write_rows
+from .table import Row, write_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,21 +49,22 @@ def of_paper(table: dict[int, tuple[float, ...]], length: int, rows: int) -> flo
     return dict(zip(ROWS, table.get(length, ()), strict=False)).get(rows)
 
 
-def cells(table: Table) -> list[Row]:
+def cells(rows: Sequence[Row]) -> list[Row]:
     """Every cell that was tried: what was saved here, what the paper saved, and why there is no number."""
     return [
-        cell_of(table, row, saved)
+        cell_of(rows, row, saved)
         for saved in SAVED
-        for row in table.rows(implementation=OURS, subject="encoder", step="forward")
-        if int(row["projected_length"]) in ROWS
+        for row in rows
+        if (row["implementation"], row["subject"], row["step"]) == (OURS, "encoder", "forward")
+        and int(row["projected_length"]) in ROWS
     ]
 
 
-def cell_of(table: Table, row: Row, saved: str) -> Row:
+def cell_of(rows: Sequence[Row], row: Row, saved: str) -> Row:
     """What one of our rows saves beside the baseline of the same length and batch."""
     column, paper = SAVED[saved]
-    key = {name: row[name] for name in ("subject", "step", "length", "batch")}
-    baseline = next(table.rows(**key, implementation=BERT_EAGER), {})
+    same = {**{name: row[name] for name in ("subject", "step", "length", "batch")}, "implementation": BERT_EAGER}
+    baseline = next((other for other in rows if same.items() <= other.items()), {})
     theirs, ours = baseline.get(column), row[column]
     number = of_paper(paper, int(row["length"]), int(row["projected_length"]))
     return {
@@ -82,16 +84,16 @@ def why_not(row: Row, baseline: Row) -> str:
     return "not measured"
 
 
-def publish(table: Table, path: Path, console: Console) -> list[Path]:
+def publish(rows: Sequence[Row], path: Path, console: Console) -> list[Path]:
     """Cells as CSV, as a picture and on the screen; gives the files."""
-    found = cells(table)
+    found = cells(rows)
     if not found:
         return []
     csv_path = path.with_name(f"{path.stem}_cells.csv")
     write_rows(csv_path, found)
     for saved in SAVED:
         console.print(shown(saved, [cell for cell in found if cell["saved"] == saved]))
-    figure = draw(found, next(iter(table.rows())))
+    figure = draw(found, rows[0])
     pictures = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
     for picture in pictures:
         drawing.save(figure, picture)

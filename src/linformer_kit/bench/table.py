@@ -25,6 +25,12 @@ def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
     write_atomically(path, lambda part: part.write_text(as_csv(tuple(rows[0]), rows), encoding="utf-8"))
 
 
+def read_rows(path: Path) -> list[Row]:
+    """A table as it was written."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def as_text(value: object) -> str:
     """Floats with six digits, which is more than any measurement has; nothing for None."""
     if value is None:

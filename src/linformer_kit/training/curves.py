@@ -1,35 +1,71 @@
-"""Pictures of a run: what its metrics did, how long its texts are."""
+"""Pictures of runs: what their metrics did, how long their texts are."""
 
+import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..drawing import PALETTE, calm, new_figure, save
+from ..drawing import GREY, PALETTE, calm, legend, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # what stands beside the loss, the first that was measured
 BESIDE = ("validation_accuracy", "validation_perplexity")
+# of more runs than there are colours, some share one
+STYLES = ("-", "--", ":", "-.")
 
 
 def draw_curves(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Left: the loss in training and on the validation split. Right: the task's metric. One colour per run."""
-    figure, (left, right) = new_figure(1, 2)
-    for axes in (left, right):
-        calm(axes)
+    """Write the picture of `curves`."""
     names = [name for name in BESIDE if any(name in line for lines in runs.values() for line in lines)]
-    for (name, lines), colour in zip(runs.items(), PALETTE, strict=False):
-        draw_line(left, lines, "loss", colour, alpha=0.45, label=f"{name}, training" if len(runs) > 1 else "training")
-        draw_line(
-            left, lines, "validation_loss", colour, marker="o", label=f"{name}, validation" if len(runs) > 1 else "validation"
-        )
-        for metric in names[:1]:
-            draw_line(right, lines, metric, colour, marker="o", label=name)
-    left.set(xlabel="step", ylabel="loss")
-    right.set(xlabel="step", ylabel=names[0].replace("_", " ") if names else "")
-    left.legend(frameon=False)
-    save(figure, path)
+    save(curves(runs, names[0] if names else None), path)
 
 
-def draw_line(axes: Any, lines: list[dict[str, Any]], metric: str, colour: str, **options: Any) -> None:
-    points = [(line["step"], line[metric]) for line in lines if metric in line]
+def curves(runs: dict[str, list[dict[str, Any]]], metric: str | None) -> "Figure":
+    """Left: the loss in training and on the validation split. Right: the metric, if it was measured. One look per run."""
+    has_metric = any(metric in line for lines in runs.values() for line in lines)
+    figure, panels = new_figure(1, 2 if has_metric else 1, width=9.5 if has_metric else 6.0)
+    for axes in panels:
+        calm(axes)
+        axes.set_xlabel("step")
+    panels[0].set_ylabel("loss")
+    for place, (name, lines) in enumerate(runs.items()):
+        colour, style = PALETTE[place % len(PALETTE)], STYLES[place // len(PALETTE) % len(STYLES)]
+        of_run = f"{plain_label(name)}, " if len(runs) > 1 else ""
+        draw_line(panels[0], lines, "loss", colour, ls=style, alpha=0.4, label=f"{of_run}training")
+        draw_line(panels[0], lines, "validation_loss", colour, ls=style, marker="o", label=f"{of_run}validation")
+        for axes in panels[1:]:
+            draw_line(axes, lines, str(metric), colour, ls=style, marker="o", label=plain_label(name))
+            axes.set_ylabel(str(metric).replace("_", " "))
+    if len(runs) == 1:
+        legend(panels[0])
+    else:
+        name_runs(figure, panels)
+    return figure
+
+
+def name_runs(figure: "Figure", panels: "list[Axes]") -> None:
+    """One legend of all runs above the panels, and which of the losses is which."""
+    handles, labels = panels[-1].get_legend_handles_labels()
+    ending = re.compile(", (training|validation)$")
+    of_runs = {ending.sub("", label): line for label, line in zip(labels, handles, strict=True)}
+    columns = max(1, min(len(of_runs), 100 // (max(map(len, of_runs), default=1) + 6)))
+    figure.legend(of_runs.values(), of_runs.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
+    panels[0].plot([], [], color=GREY, alpha=0.4, linewidth=1.8, label="training")
+    panels[0].plot([], [], color=GREY, marker="o", markersize=4, linewidth=1.8, label="validation")
+    handles, labels = panels[0].get_legend_handles_labels()
+    panels[0].legend(handles[-2:], labels[-2:], frameon=False, fontsize=10)
+
+
+def plain_label(name: str) -> str:
+    """A name as it is: matplotlib would read $…$ as a formula, and leave out of a legend what begins with _."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
+def draw_line(axes: "Axes", lines: list[dict[str, Any]], metric: str, colour: str, **options: Any) -> None:
+    points = [(line["step"], line[metric]) for line in lines if metric in line and math.isfinite(line[metric])]
     if points:
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.8, markersize=4, **options)
 

@@ -1,0 +1,135 @@
+"""`linformer benchmark`, and what a shell completes."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from linformer_kit.bench import prediction_time
+from linformer_kit.bench.peers import WrongImplementation
+from linformer_kit.bench.prediction_time import WHICH, Experiment, build
+from linformer_kit.cli import app
+
+SCRIPT = Path(sys.executable).with_name("linformer")
+# of the starting document: 2,000 tokens of 256 features, K = 64, 8 heads of 128 features
+PUBLISHED = Experiment(2000, 25, 256, 64, 8, 128, "linear", "headwise", "torch", "cpu")
+SMALL = Experiment(50, 2, 16, 8, 2, 4, "linear", "headwise", "keras", "cpu")
+
+
+def run(*arguments, **environment):
+    command = [SCRIPT, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
+
+
+def test_the_published_experiment_as_json():
+    done = run("benchmark", "--batch-size", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    ours, full = (found["layers"][which] for which in WHICH)
+    assert found["settings"]["sequence_length"] == 2000
+    assert (ours["parameters"], full["parameters"]) == (1_307_904, 1_051_904)
+    assert ours["parts"]["projection.weight"] == {"shape": [2000, 2, 64], "parameters": 256_000}
+    for layer in (ours, full):
+        assert layer["status"] == "ok"
+        assert 0 < layer["seconds_fastest"] <= layer["seconds_median"] <= layer["seconds_slowest"]
+        assert layer["parameters"] == sum(part["parameters"] for part in layer["parts"].values())
+    assert found["ratio"] == pytest.approx(full["seconds_median"] / ours["seconds_median"])
+    # the outputs of both are there at the end, and full attention has 2,000 keys and values where ours has 64
+    output = 2 * 2000 * 256 * 4 / 2**20
+    assert output < ours["peak_mib"] < full["peak_mib"]
+
+
+@pytest.mark.slow
+def test_keras_shows_tables():
+    sizes = ("--sequence-length", 50, "--batch-size", 2, "--embedding-dim", 16, "--projection-dim", 8, "--num-heads", 2)
+    done = run(
+        "benchmark", *sizes, "--hidden-dim", 4, "--sharing", "kv", "--backend", "keras", KERAS_BACKEND="torch", COLUMNS="200"
+    )
+    assert done.returncode == 0, done.stderr
+    for text in ("on torch", "50 × 1 × 8", "in all", "Full attention takes", "times as long", "peak memory"):
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize(("sharing", "parameters"), [("headwise", 1_307_904), ("kv", 1_179_904), ("none", 3_099_904)])
+def test_the_parameters_of_the_published_sizes(sharing, parameters):
+    layer = build(replace(PUBLISHED, batch_size=1, sharing=sharing), "Linformer")
+    assert sum(count for _, count in layer.parameters.values()) == parameters
+
+
+@pytest.mark.parametrize("projection", ["linear", "dynamic", "conv", "mean", "max", "random"])
+@pytest.mark.parametrize("backend", ["torch", "keras"])
+def test_every_projection_passes_the_check(backend, projection):
+    experiment = replace(SMALL, backend=backend, projection=projection)
+    for which in WHICH:
+        build(experiment, which).call()
+
+
+@pytest.mark.parametrize("backend", ["torch", "keras"])
+@pytest.mark.parametrize("which", WHICH)
+def test_a_layer_that_computes_something_else_is_not_timed(monkeypatch, backend, which):
+    right = prediction_time.check
+
+    def with_a_mistake(experiment, which, layer, output, x):
+        right(experiment, which, layer, 1.001 * output, x)
+
+    monkeypatch.setattr(prediction_time, "check", with_a_mistake)
+    with pytest.raises(WrongImplementation, match=f"{which}: its output differs from the float64 result by"):
+        build(replace(SMALL, backend=backend), which)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--projection-dim", "100", "--sequence-length", "50"],
+            "--projection-dim is 100, but there are only 50 tokens",
+        ),
+        (["--device", "tpu"], "device is 'tpu'; PyTorch has here: cpu"),
+        (["--projection", "mean", "--sharing", "none"], "sharing"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line(arguments, said):
+    result = CliRunner().invoke(app, ["benchmark", *arguments])
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_missing_backend_is_named_with_what_to_install():
+    code = """
+import sys
+sys.modules["keras"] = None
+from linformer_kit.cli import app
+app(["benchmark", "--backend", "keras"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert 'pip install "linformer-kit[keras]"' in done.stderr
+
+
+# shells
+
+
+def completed(*words):
+    environment = {"_LINFORMER_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    return run(**environment).stdout.split()
+
+
+def test_a_shell_completes_commands_options_and_the_last_of_several_values():
+    assert completed("linformer", "bench") == ["benchmark"]
+    assert completed("linformer", "compare", "--implem") == ["--implementations"]
+    assert completed("linformer", "compare", "--implementations", "led,linformer-p") == ["led,linformer-pytorch"]
+    assert completed("linformer", "compare", "--preset", "") == ["paper-table-3"]
+    assert set(completed("linformer", "compare", "--subjects", "enc")) == {"encoder", "encoder-decoder"}
+
+
+def test_the_completion_of_a_shell_can_be_installed(tmp_path):
+    done = run("--install-completion", "bash", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "linformer" in (tmp_path / ".bashrc").read_text()

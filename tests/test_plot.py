@@ -1,0 +1,546 @@
+"""`linformer plot`: what is drawn is what was measured, trained or learnt."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+import yaml
+from training_zoo import command, read_json, read_lines, refused
+
+from linformer_kit.bench.points import COLUMNS
+from linformer_kit.bench.table import as_csv
+from linformer_kit.errors import UserError
+from linformer_kit.models.configuration_linformer import LinformerConfig
+from linformer_kit.models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerForSequenceClassification
+from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
+from linformer_kit.show.given import read_given, short_names
+from linformer_kit.show.plot import figures
+from linformer_kit.training.config import TokenizerConfig
+from linformer_kit.training.tokenizer import train_tokenizer
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+
+LENGTHS = (512, 1024, 2048, 4096)
+TEXT = "grüne Häuser am Fluss"
+
+
+# tables
+
+
+def row(implementation="linformer-kit", length=512, projected_length=64, seconds=1.0, mib=10.0, **others):
+    facts = {"hidden_size": 64, "num_heads": 4, "num_layers": 2, "sharing": "headwise", "device": "cpu", "torch": "2.0"}
+    machine = {"cpu": "Abacus", "cores": 2, "threads": 2, "memory_gib": 8, "system": "Linux", "date": "2026-01-02"}
+    point = {"subject": "layer", "step": "forward", "implementation": implementation, "length": length, "batch": 1}
+    found = {"status": "ok", "seconds_median": seconds, "memory_status": "ok", "peak_mib": mib}
+    return {**dict.fromkeys(COLUMNS, ""), **facts, **machine, **point, **found, "projected_length": projected_length, **others}
+
+
+def power_law(implementation, projected_length, exponent, **others):
+    """Time as N^exponent, memory as N."""
+    return [
+        row(implementation, length, projected_length, 0.5 * (length / 512) ** exponent, length / 16, **others) for length in LENGTHS
+    ]
+
+
+def write_table(path, rows):
+    path.write_text(as_csv(COLUMNS, rows), encoding="utf-8")
+    return path
+
+
+def panel(figure, title):
+    (found,) = [axes for axes in figure.axes if axes.get_title(loc="left").replace("\n", " ") == title]
+    return found
+
+
+def drawn(axes):
+    """The points of each line, by its label."""
+    return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
+
+
+def costs(*paths):
+    return figures(paths, "costs")["costs"]
+
+
+def footnote(figure):
+    return " ".join(figure.get_supxlabel().split())
+
+
+def test_lines_are_the_numbers_of_the_table_and_legends_have_the_exponents(tmp_path):
+    rows = [*power_law("linformer-kit", 64, 1.0), *power_law("linformer-kit", 128, 1.25), *power_law("bert", "", 2.0)]
+    figure = costs(write_table(tmp_path / "points.csv", rows[::-1]))
+    time, memory = panel(figure, "layer, forward: time"), panel(figure, "layer, forward: memory")
+    assert drawn(time) == {
+        "linformer-kit K=64  N^1.00": [(512, 0.5), (1024, 1), (2048, 2), (4096, 4)],
+        "linformer-kit K=128  N^1.25": [(length, 0.5 * (length / 512) ** 1.25) for length in LENGTHS],
+        "bert  N^2.00": [(512, 0.5), (1024, 2), (2048, 8), (4096, 32)],
+    }
+    assert all(points == [(length, length / 16) for length in LENGTHS] for points in drawn(memory).values())
+    assert [text.get_text() for text in time.get_legend().get_texts()] == list(drawn(time))
+    assert (time.get_xscale(), time.get_yscale()) == ("log", "log")
+
+
+def test_what_was_not_measured_has_no_point_and_two_points_have_no_exponent(tmp_path):
+    rows = power_law("linformer-kit", 64, 1.0)
+    rows[2] |= {"status": "out of memory", "seconds_median": ""}
+    rows[3] |= {"memory_status": "over the time limit", "peak_mib": "", "status": "over the time limit", "seconds_median": ""}
+    figure = costs(write_table(tmp_path / "points.csv", rows))
+    assert drawn(panel(figure, "layer, forward: time")) == {"linformer-kit K=64": [(512, 0.5), (1024, 1)]}
+    assert drawn(panel(figure, "layer, forward: memory")) == {"linformer-kit K=64  N^1.00": [(512, 32), (1024, 64), (2048, 128)]}
+
+
+def test_there_is_a_panel_for_each_subject_and_step_and_none_is_empty(tmp_path):
+    rows = [
+        *power_law("linformer-kit", 64, 1.0, subject="encoder", step="training"),
+        *power_law("linformer-kit", 64, 1.0, subject="encoder", step="forward", memory_status="", peak_mib=""),
+        *power_law("bert", "", 2.0, status="out of memory", seconds_median="", memory_status="out of memory", peak_mib=""),
+    ]
+    titles = [axes.get_title(loc="left") for axes in costs(write_table(tmp_path / "points.csv", rows)).axes]
+    assert titles == ["encoder, forward: time", "encoder, training: time", "encoder, training: memory"]
+
+
+def test_implementations_differ_in_colour_or_style_and_lengths_in_markers(tmp_path):
+    names = [
+        "linformer-kit",
+        "linformer-kit-none",
+        "linformer",
+        "linformer-pytorch",
+        "bert",
+        "bert-eager",
+        "longformer",
+        "big-bird",
+    ]
+    names += ["nystromformer", "fnet", "modern-bert", "led", "long-t5", "somebody's", "another", "third"]
+    rows = [point for name in names for K in (64, 128) for point in power_law(name, K, 1.0)]
+    lines = panel(costs(write_table(tmp_path / "points.csv", rows)), "layer, forward: time").lines
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}
+    assert len(looks) == len(lines) == 2 * len(names)
+    assert len({look[:2] for look in looks}) == len(names)
+    assert len({look[2] for look in looks}) == 2
+
+
+def test_where_the_batch_follows_from_the_length_costs_are_per_example(tmp_path):
+    rows = [row(length=length, batch=4096 // length, seconds=2.0, mib=64) for length in LENGTHS]
+    figure = costs(write_table(tmp_path / "points.csv", rows))
+    times = drawn(panel(figure, "layer, forward: time per example"))
+    assert times == {"linformer-kit K=64  N^1.00": [(512, 0.25), (1024, 0.5), (2048, 1), (4096, 2)]}
+    assert drawn(panel(figure, "layer, forward: memory per example"))["linformer-kit K=64  N^1.00"][0] == (512, 8)
+    assert "batches of 1 to 8" in footnote(figure)
+
+
+def test_several_tables_share_panels_unless_they_have_the_same_points(tmp_path):
+    ours = write_table(tmp_path / "ours.csv", power_law("linformer-kit", 64, 1.0))
+    theirs = write_table(tmp_path / "theirs.csv", power_law("bert", "", 2.0))
+    again = write_table(tmp_path / "again.csv", power_law("linformer-kit", 64, 1.5))
+    assert len(drawn(panel(costs(ours, theirs), "layer, forward: time"))) == 2
+    figure = costs(ours, again)
+    assert list(drawn(panel(figure, "layer, forward, ours.csv: time"))) == ["linformer-kit K=64  N^1.00"]
+    assert list(drawn(panel(figure, "layer, forward, again.csv: time"))) == ["linformer-kit K=64  N^1.50"]
+
+
+def test_what_tells_panels_of_a_subject_apart_stands_in_their_titles(tmp_path):
+    small, large = (
+        write_table(tmp_path / f"{size}.csv", power_law("linformer-kit", 64, 1.0, hidden_size=size)) for size in (64, 512)
+    )
+    titles = [axes.get_title(loc="left") for axes in costs(small, large).axes]
+    assert "layer, forward, hidden size 512: time" in titles
+    assert "hidden size" not in footnote(costs(small, large))
+    assert "hidden size 64, 4 heads, 2 layers" in footnote(costs(small))
+
+
+@pytest.mark.parametrize(("column", "said"), [("cpu", "different machines: cpu"), ("torch", "different versions: torch")])
+def test_the_footnote_says_if_machines_or_versions_differ(tmp_path, column, said):
+    ours = write_table(tmp_path / "ours.csv", power_law("linformer-kit", 64, 1.0))
+    other = write_table(tmp_path / "other.csv", power_law("bert", "", 2.0, **{column: "3.0"}))
+    assert "different" not in footnote(costs(ours))
+    assert "Abacus, 2 cores" in footnote(costs(ours))
+    found = footnote(costs(ours, other))
+    assert re.search(rf"{said} (Abacus|2\.0|3\.0) / ", found), found
+    assert found.count("different") == 1
+
+
+# runs
+
+
+@pytest.fixture(scope="module")
+def finished(trained_run):
+    return trained_run("classification").run
+
+
+@pytest.fixture
+def make_run(finished, tmp_path):
+    """A finished run whose settings and metrics are known: a copy of a real one, changed."""
+
+    def make(name, metrics, evaluation=None, seed=0, task="classification", training=None, **model):
+        folder = shutil.copytree(finished, tmp_path / name)
+        tree = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        tree |= {"seed": seed, "task": task, "training": {**tree["training"], **(training or {})}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+        config = read_json(folder / "model" / "config.json")
+        (folder / "model" / "config.json").write_text(json.dumps({**config, **model}), encoding="utf-8")
+        (folder / "result.json").write_text(json.dumps(metrics), encoding="utf-8")
+        if evaluation:
+            (folder / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
+        return folder
+
+    return make
+
+
+def error_bars(axes):
+    """Of each line with error bars: K, mean, lowest, highest."""
+    found = {}
+    for container in axes.containers:
+        line, _, (bars,) = container
+        ends = [segment[:, 1] for segment in bars.get_segments()]
+        found[container.get_label()] = [
+            (K, mean, low, high) for (K, mean), (low, high) in zip(zip(*line.get_data(), strict=True), ends, strict=True)
+        ]
+    return found
+
+
+def test_learning_draws_the_metrics_of_each_run(finished, make_run):
+    other = make_run("other", {})
+    lines = [
+        {"step": 1, "loss": 2.0},
+        {"step": 2, "loss": float("nan")},
+        {"step": 2, "validation_loss": 1.5, "validation_accuracy": 0.25},
+    ]
+    (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    loss, accuracy = figures([finished, other])["learning"].axes
+    measured = [line for line in read_lines(finished / "metrics.jsonl") if "validation_accuracy" in line]
+    assert drawn(accuracy) == {
+        "run": [(line["step"], line["validation_accuracy"]) for line in measured],
+        "other": [(2, 0.25)],
+    }
+    assert accuracy.get_ylabel() == "validation accuracy"
+    assert drawn(loss)["other, training"] == [(1, 2.0)]
+    assert drawn(loss)["other, validation"] == [(2, 1.5)]
+    assert len({line.get_color() for line in accuracy.lines}) == 2
+
+
+def test_learning_of_language_models_shows_the_perplexity(trained_run):
+    run = trained_run("causal-lm").run
+    _, perplexity = figures([run])["learning"].axes
+    (points,) = drawn(perplexity).values()
+    assert points == [
+        (line["step"], line["validation_perplexity"]) for line in read_lines(run / "metrics.jsonl") if "validation_loss" in line
+    ]
+
+
+def test_quality_averages_seeds_and_shows_their_range(make_run):
+    for seed, (short, long) in enumerate([(0.5, 0.75), (0.75, 0.875), (0.625, 1.0)]):
+        make_run(f"short{seed}", {"validation_accuracy": short}, seed=seed, projected_length=4)
+        last = make_run(f"long{seed}", {"validation_accuracy": long}, seed=seed, projected_length=8)
+    make_run("mean", {"validation_accuracy": 0.25}, projection="mean", projected_length=8)
+    for seed in (0, 1):
+        make_run(f"full{seed}", {"validation_accuracy": 0.5 + seed / 4}, seed=seed, projection="none")
+    figure = figures(sorted(last.parent.iterdir()), "quality")["quality"]
+    (axes,) = figure.axes
+    assert error_bars(axes) == {"linear": [(4, 0.625, 0.5, 0.75), (8, 0.875, 0.75, 1.0)], "mean": [(8, 0.25, 0.25, 0.25)]}
+    assert {label: [y for _, y in points] for label, points in drawn(axes).items()}["full attention"] == [0.625, 0.625]
+    assert axes.get_ylabel() == "validation accuracy"
+    assert "1 to 3 seeds" in footnote(figure)
+
+
+def test_one_k_per_layer_counts_as_their_mean(make_run):
+    run = make_run("run", {"validation_accuracy": 0.5}, projected_length=[4, 8], num_hidden_layers=2)
+    (axes,) = figures([run], "quality")["quality"].axes
+    assert error_bars(axes)["linear"] == [(6, 0.5, 0.5, 0.5)]
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(make_run):
+    runs = [make_run(f"run{rate}", {"validation_accuracy": rate}, training={"learning_rate": rate}) for rate in (0.25, 0.5)]
+    (axes,) = figures(runs, "quality")["quality"].axes
+    assert error_bars(axes) == {f"linear, learning_rate={rate}": [(8, rate, rate, rate)] for rate in (0.25, 0.5)}
+
+
+def test_the_test_metric_is_preferred_where_all_runs_have_it(make_run):
+    both = [
+        make_run(f"run{K}", {"validation_accuracy": 0.5}, {"split": "test", "accuracy": 1 / K}, projected_length=K) for K in (4, 8)
+    ]
+    (axes,) = figures(both, "quality")["quality"].axes
+    assert axes.get_ylabel() == "test accuracy"
+    assert [mean for _, mean, _, _ in error_bars(axes)["linear"]] == [0.25, 0.125]
+    of_file = make_run("file", {"validation_accuracy": 0.5}, {"split": None, "accuracy": 0.1}, projected_length=2)
+    (axes,) = figures([*both, of_file], "quality")["quality"].axes
+    assert axes.get_ylabel() == "validation accuracy"
+    assert [mean for _, mean, _, _ in error_bars(axes)["linear"]] == [0.5, 0.5, 0.5]
+
+
+def test_sharing_has_a_bar_for_each_mode_as_high_as_the_mean_of_its_seeds(make_run):
+    accuracies = {"layerwise": [0.5, 0.75], "none": [0.875, 1.0], "kv": [0.25, 0.75], "headwise": [0.125, 0.25]}
+    runs = [
+        make_run(f"{mode}{seed}", {"validation_accuracy": value}, seed=seed, sharing=mode)
+        for mode, values in accuracies.items()
+        for seed, value in enumerate(values)
+    ]
+    (axes,) = figures(runs, "sharing")["sharing"].axes
+    modes = ["none", "headwise", "kv", "layerwise"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == modes
+    by_place = sorted((bar.get_x(), bar.get_height()) for bar in axes.patches)
+    assert [height for _, height in by_place] == [np.mean(accuracies[mode]) for mode in modes]
+    ends = [tuple(segment[:, 1]) for lines in axes.collections for segment in lines.get_segments()]
+    assert set(ends) == {tuple(values) for values in accuracies.values()}
+
+
+# models
+
+
+@pytest.fixture
+def save(tmp_path):
+    """A saved model with fresh weights and a tokenizer of bytes."""
+
+    def save_model(kind=LinformerForMaskedLM, **changes):
+        tokenizer = train_tokenizer(TokenizerConfig(kind="bytes"), [])
+        sizes = {
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+            "projected_length": 5,
+            "max_position_embeddings": 40,
+        }
+        config = LinformerConfig(
+            vocab_size=len(tokenizer),
+            bos_token_id=2,
+            eos_token_id=3,
+            initializer_range=0.5,
+            **sizes | changes,
+        )
+        model = kind(config).eval()
+        model.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        return tmp_path / "model", model, tokenizer
+
+    return save_model
+
+
+def images(figure):
+    return [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
+def ids_of(tokenizer, text=TEXT):
+    return torch.tensor([[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (LinformerForMaskedLM, {}),
+        (LinformerForMaskedLM, {"projection": "none"}),
+        (LinformerForMaskedLM, {"projection": "dynamic", "projected_length": [3, 6]}),
+        (LinformerForCausalLM, {"block_length": 8, "slots": 2}),
+        (LinformerForCausalLM, {"decoder_attention": "full"}),
+        (LinformerForConditionalGeneration, {}),
+    ],
+)
+def test_heads_are_the_attention_weights_of_the_model(save, kind, changes):
+    folder, model, tokenizer = save(kind, **changes)
+    stack = model.encoder if kind is LinformerForConditionalGeneration else model.model
+    with torch.no_grad():
+        expected = stack(ids_of(tokenizer), output_attentions=True).attentions
+    found = images(figures([folder], "heads", TEXT)["heads"])
+    assert len(found) == 4
+    for image, weights in zip(found, [head for layer in expected for head in layer[0]], strict=True):
+        np.testing.assert_array_equal(image, weights.numpy())
+        np.testing.assert_allclose(image.sum(axis=1), 1, rtol=1e-6)
+
+
+def test_heads_of_a_classifier_read_the_text_between_special_tokens(finished, tmp_path):
+    (tmp_path / "text.txt").write_text("a lovely road", encoding="utf-8")
+    figure = figures([finished], "heads", str(tmp_path / "text.txt"))["heads"]
+    model = LinformerForSequenceClassification.from_pretrained(finished / "model").eval()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["<s>", "a", "lovely", "road", "</s>"]
+    from transformers import AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(finished / "model")(["a lovely road"], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        (expected,) = model(ids, output_attentions=True).attentions
+    np.testing.assert_array_equal(np.stack(images(figure)), expected[0].numpy())
+
+
+def test_bytes_are_labelled_by_what_can_be_seen(save):
+    folder, *_ = save()
+    figure = figures([folder], "heads", "a $x$\nü_")["heads"]
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["a", "␣", "$", "x", "$", "⏎", "\\xc3", "\\xbc", "_", "</s>"]
+
+
+def test_a_long_text_is_cut_and_only_some_tokens_are_labelled(save):
+    folder, *_ = save(max_position_embeddings=200, num_hidden_layers=1)
+    figure = figures([folder], "heads", "abcdefghij" * 30)["heads"]
+    assert images(figure)[0].shape == (200, 5)
+    assert "the first 200 of 301 tokens" in footnote(figure)
+    ticks = figure.axes[0].get_yticks()
+    assert 32 <= len(ticks) <= 64
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["abcdefghij"[place % 10] for place in ticks]
+
+
+def curves(axes):
+    """The curves of slots without their offsets, by slot."""
+    ticks = zip(axes.get_yticks(), axes.get_yticklabels(), axes.lines, strict=True)
+    return {int(label.get_text()): line.get_ydata() - offset for offset, label, line in ticks}
+
+
+@pytest.mark.parametrize("sharing", ["headwise", "kv", "none", "layerwise"])
+def test_slots_are_the_columns_of_e(save, sharing):
+    folder, model, _ = save(sharing=sharing)
+    panels = figures([folder], "slots")["slots"].axes
+    E = [model.model.projection] if sharing == "layerwise" else [layer.attention.projection for layer in model.model.layers]
+    matrices = [each.weight[:, head] for each in E for head in range(2 if sharing == "none" else 1)]
+    assert len(panels) == len(matrices) == {"none": 4, "layerwise": 1}.get(sharing, 2)
+    for axes, weight in zip(panels, matrices, strict=True):
+        found = curves(axes)
+        assert list(found) == [1, 2, 3, 4, 5]
+        np.testing.assert_allclose(np.stack(list(found.values()), axis=1), weight.detach().numpy(), atol=1e-9)
+    assert panels[0].get_title(loc="left") == {
+        "none": "layer 1, head 1 (K=5)",
+        "layerwise": "all layers (K=5)",
+    }.get(sharing, "layer 1 (K=5)")
+
+
+def test_of_many_slots_some_are_shown_and_the_title_says_how_many(save):
+    folder, model, _ = save(projected_length=39, num_hidden_layers=1)
+    (axes,) = figures([folder], "slots")["slots"].axes
+    found = curves(axes)
+    assert axes.get_title(loc="left") == "layer 1 (32 of K=39)"
+    assert (len(found), min(found), max(found)) == (32, 1, 39)
+    weight = model.model.layers[0].attention.projection.weight.detach()[:, 0]
+    for slot, curve in found.items():
+        np.testing.assert_allclose(curve, weight[:, slot - 1].numpy(), atol=1e-9)
+
+
+def test_slots_of_a_dynamic_projection_are_those_of_the_text(save):
+    folder, model, tokenizer = save(projection="dynamic")
+    panels = figures([folder], "slots", TEXT)["slots"].axes
+    with torch.no_grad():
+        hidden = model.model(ids_of(tokenizer), output_hidden_states=True).hidden_states
+    for axes, layer, x in zip(panels, model.model.layers, hidden, strict=False):
+        logits = layer.attention_residual.norm(x[0]) @ layer.attention.projection.weight[:, 0]
+        expected = logits.softmax(dim=0).detach().numpy()
+        np.testing.assert_allclose(np.stack(list(curves(axes).values()), axis=1), expected, atol=1e-6)
+
+
+def test_slots_of_means_are_windows(save):
+    folder, *_ = save(projection="mean", projected_length=4)
+    (axes,) = figures([folder], "slots")["slots"].axes
+    windows = np.repeat(np.eye(4), 10, axis=1) / 10
+    np.testing.assert_allclose(np.stack(list(curves(axes).values())), windows, atol=1e-7)
+
+
+# files
+
+
+def test_every_picture_is_written_as_png_and_svg(finished, tmp_path):
+    table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
+    output = tmp_path / "new" / "plots"
+    printed = command("plot", table, finished, "--output", output).stdout
+    names = ["costs.png", "costs.svg", "learning.png", "learning.svg"]
+    assert printed.splitlines() == [str(output / name) for name in names]
+    assert sorted(path.name for path in output.iterdir()) == names
+    for name in ("costs", "learning"):
+        assert matplotlib.image.imread(output / f"{name}.png").shape[1] == 1425
+        assert ElementTree.parse(output / f"{name}.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+@pytest.mark.parametrize("name", ["picture.png", "picture.svg"])
+def test_one_picture_may_have_a_name(tmp_path, name):
+    table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
+    command("plot", table, "--output", tmp_path / "out" / name)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+    start = {"png": b"\x89PNG", "svg": b"<?xml"}[name[-3:]]
+    assert (tmp_path / "out" / name).read_bytes().startswith(start)
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders():
+    paths = [Path("/home/me/a/run"), Path("/home/me/b/run")]
+    assert short_names(paths) == ["a/run", "b/run"]
+
+
+def test_what_is_given_twice_counts_once(tmp_path):
+    table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
+    assert list(read_given([table, tmp_path / "." / "points.csv"]).tables) == ["points.csv"]
+
+
+# mistakes
+
+
+def test_given_files_and_folders_that_are_something_else_are_refused(tmp_path, finished):
+    table = write_table(tmp_path / "points.csv", [row()])
+    assert "there is no file or folder" in refused("plot", tmp_path / "none.csv")
+    assert "neither the folder of a run" in refused("plot", tmp_path)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    assert "lacks the column subject" in refused("plot", tmp_path / "other.csv")
+    (tmp_path / "cut.csv").write_text(table.read_text()[:-40])
+    assert "row 1 has more or fewer values" in refused("plot", tmp_path / "cut.csv")
+    assert "peak_mib is 'much'" in refused("plot", write_table(tmp_path / "damaged.csv", [row(mib="much")]))
+    assert "no point of bad.csv was measured" in refused(
+        "plot", write_table(tmp_path / "bad.csv", [row(status="out of memory", memory_status="out of memory")])
+    )
+    assert "run is a folder" in refused("plot", finished, "--what", "costs")
+    assert "points.csv is a table" in refused("plot", table, "--what", "learning")
+    assert "--text is for --what heads" in refused("plot", finished, "--text", "a")
+    assert "2 folders were given" in refused("plot", finished, finished / "model", "--what", "slots")
+    assert "--what heads or --what slots" in refused("plot", finished / "model")
+    assert "is a saved model alone" in refused("plot", finished / "model", "--what", "quality")
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_any_work(tmp_path, finished):
+    table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
+    assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table)
+    assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table / "plots" / "x.png")
+    assert "a .png or .svg" in refused("plot", tmp_path / "is not read", "--output", tmp_path / "x.pdf")
+    assert "2 pictures come of this: costs, learning" in refused("plot", table, finished, "--output", tmp_path / "x.png")
+    assert "cannot be written" in refused("plot", tmp_path / "is not read", "--output", "/proc/plots")
+    assert [path.name for path in tmp_path.iterdir()] == ["points.csv"]
+
+
+def test_runs_that_cannot_be_compared_are_named(make_run):
+    first = make_run("first", {"validation_accuracy": 0.5})
+    other = make_run("other", {"validation_perplexity": 2.0}, task="masked-lm")
+    for what in ("learning", "quality", "sharing"):
+        message = refused("plot", first, other, "--what", what)
+        assert "first is classification" in message
+        assert "other is masked-lm" in message
+
+
+def test_runs_without_a_metric_are_told_what_to_run(make_run):
+    without = make_run("without", {"validation_loss": 0.5})
+    assert f"`linformer evaluate {without}`" in refused("plot", without, "--what", "quality")
+    (without / "result.json").unlink()
+    assert f"`linformer train {without / 'config.yaml'}`" in refused("plot", without, "--what", "quality")
+    (without / "metrics.jsonl").unlink()
+    assert "without has no metrics yet" in refused("plot", without)
+    full = make_run("full", {"validation_accuracy": 0.5}, projection="none")
+    assert "there is no K to compare" in refused("plot", full, "--what", "quality")
+    assert "has matrices to share" in refused("plot", full, "--what", "sharing")
+
+
+@pytest.mark.parametrize(
+    ("projection", "what", "said"),
+    [
+        ("none", "slots", "has full attention"),
+        ("max", "slots", "takes the largest value"),
+        ("conv", "slots", "for each channel"),
+        ("dynamic", "slots", "give --text"),
+        ("linear", "heads", "give --text"),
+    ],
+)
+def test_models_that_cannot_be_drawn_say_why(save, projection, what, said):
+    folder, *_ = save(projection=projection)
+    with pytest.raises(UserError, match=said):
+        figures([folder], what)
+
+
+def test_a_text_must_be_one(save, tmp_path):
+    folder, *_ = save()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
+    assert "there is no such file" in refused("plot", folder, "--what", "heads", "--text", "missing.txt")
+    assert "not a text file in UTF-8" in refused("plot", folder, "--what", "heads", "--text", tmp_path / "binary")

