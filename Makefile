@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench clean
+.PHONY: help setup demo test lint format docs bench figures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,19 @@ bench: setup ## measure speed and memory beside other packages; CSVs and picture
 	$(BIN)/python benchmarks/models_profile.py
 	$(BIN)/python benchmarks/keras_layers.py
 	$(BIN)/python benchmarks/training.py $(if $(IMDB),--data $(IMDB))
+	$(BIN)/linformer compare benchmarks/compare.yaml --output results/compare.csv
+	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv
+
+figures: setup ## draw every picture of the README and the documents again, from the CSVs in results/
+	$(BIN)/python benchmarks/attention.py --summary
+	$(BIN)/python benchmarks/models.py --summary
+	$(BIN)/python benchmarks/keras_layers.py --summary
+	$(BIN)/python benchmarks/training.py --summary
+	$(BIN)/linformer plot results/compare.csv --output results/compare.png
+	$(BIN)/linformer plot results/compare.csv --output results/compare.svg
+	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.png
+	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.svg
+	$(BIN)/linformer plot results/spectrum --output results/spectrum
 
 clean: ## remove what these targets made, results/ excepted
 	rm -rf $(VENV) demo .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

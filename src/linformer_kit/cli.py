@@ -302,7 +302,7 @@ def plot(
             "side; attention heads on a text; the slots of E. Else what the given files allow."
         ),
     ] = None,
-    text: Annotated[str | None, typer.Option(help="For heads, and slots of a dynamic projection: a text, or a file with one.")] = None,
+    text: Annotated[str | None, typer.Option(help="For heads, and dynamic slots: a text, or a file with one.")] = None,
     output: Annotated[Path, typer.Option(help="A folder for PNG and SVG, or one file.png or file.svg.")] = Path("plots"),
 ) -> None:
     """Draw pictures of tables and runs."""
