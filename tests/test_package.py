@@ -3,6 +3,7 @@
 import ast
 import csv
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import linformer_kit
+from linformer_kit.bench.paper_table import ROWS, in_words
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "linformer_kit"
@@ -110,23 +112,72 @@ def test_the_file_tree_in_the_readme_is_the_file_tree():
     assert {name for name in named if re.search(r"\.(py|md)$", name)} <= present
 
 
-def test_the_figures_in_the_documents_are_those_of_the_results():
-    measured = set()
-    for name in (
-        *("attention_targets.csv", "choices.csv", "parts.csv"),
-        *("models_targets.csv", "models_profile.csv", "training_targets.csv", "keras_targets.csv"),
-    ):
-        with (ROOT / "results" / name).open(newline="") as file:
-            measured |= {" | ".join(row.values()) for row in csv.DictReader(file)}
-    quoted = []
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        # the tables of figures are those whose heading says so
-        for table in re.findall(
-            r"^\| [^\n]*\b(?:measured|milliseconds)\b[^\n]*\n\|[-| ]+\n((?:\|.*\n)+)", path.read_text(), flags=re.MULTILINE
-        ):
-            quoted += [row.strip("| ") for row in table.splitlines()]
-    assert len(quoted) > 20
-    assert set(quoted) <= measured
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# the tables of figures are those whose heading says so
+FIGURES = re.compile(r"^\| [^\n]*\b(?:measured|milliseconds)\b[^\n]*\n\|[-| ]+\n((?:\|.*\n)+)", flags=re.MULTILINE)
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def sections(text):
+    """A document in pieces, cut at its headings."""
+    return re.split(r"^#+ ", text, flags=re.MULTILINE)
+
+
+def figure_tables():
+    for path in DOCUMENTS:
+        for section in sections(path.read_text()):
+            for number, table in enumerate(FIGURES.findall(section), start=1):
+                title = section.splitlines()[0]
+                yield pytest.param(path, section, table, id=f"{path.name}-{title}-{number}")
+
+
+@pytest.mark.parametrize(("path", "section", "table"), list(figure_tables()))
+def test_the_figures_of_a_table_are_those_of_the_csv_that_its_section_cites(path, section, table):
+    cited = re.findall(r"[\w/]*results/([\w/]+\.csv)", section)
+    assert cited, f"the table in {path.name} cites no CSV in its section"
+    measured = {" | ".join(row.values()) for name in cited for row in rows_of(ROOT / "results" / name)}
+    quoted = {row.strip("| ") for row in table.splitlines()}
+    assert quoted <= measured
+
+
+def test_the_papers_table_in_the_documents_is_the_one_that_was_measured():
+    cells = rows_of(ROOT / "results" / "paper_table_3_cells.csv")
+    text = (ROOT / "docs" / "compare.md").read_text()
+    for saved in ("time", "memory"):
+        table = re.search(rf"^\| N \| {saved} saved[^\n]*\n\|[-| ]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE)[1]
+        quoted = {tuple(cell.strip() for cell in line.strip("| ").split("|")) for line in table.splitlines()}
+        by_place = {(int(cell["n"]), int(cell["k"])): cell for cell in cells if cell["saved"] == saved}
+        measured = {
+            (f"{length:,}", *(in_words(by_place.get((length, rows))) for rows in ROWS))
+            for length in sorted({length for length, _ in by_place})
+        }
+        assert quoted == measured
+
+
+@pytest.mark.slow
+def test_make_figures_draws_every_picture_of_the_documents(tmp_path):
+    """The commands of the Makefile, on a copy of the CSVs from which all pictures were removed."""
+    results = tmp_path / "results"
+    shutil.copytree(ROOT / "results", results, ignore=shutil.ignore_patterns("*.png", "*.svg"))
+    recipe = (ROOT / "Makefile").read_text().split("\nfigures:")[1].split("\n\n")[0].splitlines()[1:]
+    for line in recipe:
+        command = line.replace("$(BIN)", str(Path(sys.executable).parent)).replace("results/", f"{results}/").split()
+        if "benchmarks/" in line:
+            command += ["--output", str(results)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    shown = {
+        picture for path in DOCUMENTS for picture in re.findall(r"\]\((?:\.\./)?results/([\w/]+\.(?:png|svg))\)", path.read_text())
+    }
+    drawn = {str(path.relative_to(results)) for path in results.rglob("*") if path.suffix in (".png", ".svg")}
+    kept = {str(path.relative_to(ROOT / "results")) for path in (ROOT / "results").rglob("*") if path.suffix in (".png", ".svg")}
+    assert len(shown) > 5
+    assert shown <= drawn
+    assert kept <= drawn  # nothing lies there that nobody can draw again
 
 
 def test_changelog_and_citation_tell_the_version():
