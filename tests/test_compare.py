@@ -9,22 +9,25 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from linformer_kit.bench import compare as compare_module
 from linformer_kit.bench import contenders, names, paper_table, solo
 from linformer_kit.bench.compare import Comparison
 from linformer_kit.bench.contenders import CONTENDERS, Point, check
-from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT
+from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, is_out_of_memory
 from linformer_kit.bench.peers import WrongImplementation
 from linformer_kit.bench.points import COLUMNS, FACTS, FOUND, KEYS, read_points
 from linformer_kit.bench.sweep import PRESETS, Sweep, read_sweep
 from linformer_kit.bench.table import Table
 from linformer_kit.cli import app
 from linformer_kit.errors import UserError
+from linformer_kit.models import attention_linformer
 
 SIZES = {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "target_length": 8}
 SEES_THE_FUTURE = ("linformer-pytorch", "encoder-decoder")
@@ -77,6 +80,45 @@ def test_one_percent_too_much_is_refused(monkeypatch, name, subject):
     monkeypatch.setattr(contenders, "build", wrong)
     with pytest.raises(WrongImplementation, match=f"^{name}: its"):
         check(point_of(name, subject))
+
+
+def softmax_that_is_too_sharp(query, *rest, right=attention_linformer.softmax_attention, **options):
+    return right(1.01 * query, *rest, **options)
+
+
+@pytest.mark.parametrize("name", ["linformer-kit", "linformer-kit-none"])
+@pytest.mark.parametrize("subject", ["layer", "encoder", "encoder-decoder"])
+def test_a_softmax_that_is_too_sharp_is_refused(monkeypatch, name, subject):
+    """Ours is compared with the equation, not with itself."""
+    monkeypatch.setattr(attention_linformer, "softmax_attention", softmax_that_is_too_sharp)
+    with pytest.raises(WrongImplementation, match=f"^{name}: its"):
+        check(point_of(name, subject))
+
+
+@pytest.mark.parametrize("length", [128, 1500], ids="N{}".format)
+def test_what_is_done_in_chunks_without_gradients_is_checked(monkeypatch, length):
+    """Layers are timed without gradients and with more queries than a chunk."""
+    right = attention_linformer.in_chunks
+
+    def too_loud(*args):
+        outputs, weights = right(*args)
+        return outputs.mul_(1.01), weights
+
+    monkeypatch.setattr(attention_linformer, "in_chunks", too_loud)
+    with pytest.raises(WrongImplementation, match="its output without gradients"):
+        check(replace(point_of("linformer-kit", "layer", length=length), batch=16))
+
+
+def test_a_package_is_needed_only_for_itself(monkeypatch):
+    version = metadata.version
+
+    def without(package):
+        if package == "linformer-pytorch":
+            raise metadata.PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(metadata, "version", without)
+    check(point_of("linformer", "layer"))
 
 
 def test_the_names_that_a_shell_completes_are_those_there_are():
@@ -224,36 +266,151 @@ def test_an_older_table_is_not_touched(tmp_path):
         read_points(path)
 
 
-def test_a_folder_is_no_table(tmp_path):
-    result = linformer("--output", tmp_path)
+@pytest.mark.parametrize("name", ["", "table.png"])
+def test_what_is_no_csv_is_not_written(name, tmp_path):
+    result = linformer("--output", tmp_path / name, "--fresh")
     assert result.exit_code == 2
-    assert "is a folder; give the name of a CSV file" in result.stderr
+    assert "it must be the name of a CSV file, such as compare.csv" in result.stderr
 
 
-def test_numbers_of_another_machine_are_not_added_to(tmp_path):
-    comparison = Comparison(Sweep(), Table(tmp_path / "points.csv", KEYS, (*FOUND, *FACTS)))
-    point = point_of("linformer", "layer")
-    comparison.table.put([comparison.row(point)])
+def test_a_table_that_is_no_text_is_not_touched(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_bytes(b"\xff\xfe\x00,1\n")
+    result = linformer("--output", path)
+    assert result.exit_code == 2, result.output
+    assert "which this version does not write" in result.stderr
+    assert path.read_bytes() == b"\xff\xfe\x00,1\n"
+
+
+def comparison_of(tmp_path, **keys):
+    sweep = Sweep(**{**SIZES, "lengths": [128], "projected_lengths": [16], "implementations": ["linformer-kit", "bert"], **keys})
+    return Comparison(replace(sweep, subjects=["encoder"]), Table(tmp_path / "points.csv", KEYS, (*FOUND, *FACTS)))
+
+
+@pytest.mark.parametrize("fact", ["cpu", "torch", "model_code"])
+def test_numbers_from_elsewhere_are_not_added_to(fact, tmp_path):
+    comparison = comparison_of(tmp_path)
+    comparison.table.put([comparison.row(point_of("linformer", "encoder"))])
     comparison.require_same_facts()
-    comparison.machine["cpu"] = "another"
-    with pytest.raises(UserError, match=r"points\.csv was measured with cpu=.*, now it is another, .*--fresh"):
+    comparison.machine[fact] = "another"
+    with pytest.raises(UserError, match=r"points\.csv was measured with \w+=.*, now it is another, .*--fresh"):
         comparison.require_same_facts()
 
 
-def test_what_failed_with_fewer_tokens_is_not_tried_with_more(tmp_path):
-    comparison = Comparison(Sweep(**SIZES), Table(tmp_path / "points.csv", KEYS, (*FOUND, *FACTS)))
-    short, long = point_of("bert", "encoder", length=64), point_of("bert", "encoder", length=128)
-    comparison.table.put([comparison.row(short, memory_status=OUT_OF_MEMORY)])
-    assert comparison.refusal(long) == solo.Solo(OUT_OF_MEMORY, note="so it was at N=64; not tried")
-    assert comparison.refusal(short) is None
-    assert comparison.refusal(replace(long, implementation="fnet")) is None
+@pytest.mark.parametrize("keys", [{"tokens": 0}, {"hidden_size": 64}, {"sharing": "kv"}], ids=str)
+def test_numbers_of_other_settings_are_not_added_to(keys, tmp_path):
+    comparison = comparison_of(tmp_path)
+    comparison.table.put([comparison.row(point_of("bert", "encoder"))])
+    with pytest.raises(UserError, match=f"was measured with {next(iter(keys))}="):
+        comparison_of(tmp_path, **keys).require_same_facts()
+
+
+def test_an_implementation_of_another_version_is_named(tmp_path):
+    comparison = comparison_of(tmp_path)
+    comparison.table.put([{**comparison.row(point_of("bert", "encoder")), "implementation": "performer"}])
+    with pytest.raises(UserError, match="has the implementation 'performer', which this version does not know"):
+        comparison.require_same_facts()
+
+
+@pytest.mark.parametrize("status", [OUT_OF_MEMORY, OVER_TIME_LIMIT])
+def test_what_was_too_much_is_not_tried_with_more(status, tmp_path):
+    comparison = comparison_of(tmp_path)
+    point = replace(point_of("bert", "encoder", length=128), batch=4)
+    comparison.table.put([comparison.row(point, memory_status=status)])
+    refused = solo.Solo(status, note="so it was at N=128; not tried")
+    assert comparison.refusal(replace(point, length=256)) == refused
+    assert comparison.refusal(replace(point, length=256, batch=2)) == refused  # as many tokens, in longer examples
+    assert comparison.refusal(replace(point, length=256, batch=1)) is None  # fewer tokens
+    assert comparison.refusal(replace(point, length=64, batch=64)) is None  # shorter examples
+    assert comparison.refusal(replace(point, length=256, implementation="fnet")) is None
+    assert comparison.refusal(point) is None
+
+
+def test_what_failed_at_one_length_may_work_at_another(tmp_path):
+    comparison = comparison_of(tmp_path)
+    point = point_of("nystromformer", "encoder", length=100)
+    comparison.table.put([comparison.row(point, memory_status=FAILED)])
+    assert comparison.refusal(replace(point, length=128)) is None
+    comparison.table.put([comparison.row(point, memory_status=WRONG)])
+    assert comparison.refusal(replace(point, length=128)) == solo.Solo(WRONG, note="so it was at N=100; not tried")
+
+
+def test_bad_luck_is_tried_again_by_a_new_command_and_time_by_a_higher_limit(tmp_path):
+    comparison = comparison_of(tmp_path, time_limit=5.0)
+    (group,) = comparison.sweep.groups()
+    point = comparison.points(group)[0]
+    for status, again, longer in (
+        (OUT_OF_MEMORY, True, True),
+        (FAILED, True, True),
+        (OVER_TIME_LIMIT, False, True),
+        (OK, False, False),
+    ):
+        comparison.table.put([comparison.row(point, memory_status=status, time_limit=5.0)])
+        assert comparison.is_tried(group, 0) != again
+        assert comparison_of(tmp_path, time_limit=6.0).is_tried(group, 0) != longer
+        comparison.tried = {point}
+        assert comparison.is_tried(group, 0)  # but once only
+        comparison.tried = set()
+
+
+def test_whoever_joins_takes_turns_with_all_that_are_there(tmp_path, monkeypatch):
+    """Times of different rounds cannot be compared: those of others are forgotten, and all are timed again."""
+    monkeypatch.setattr(compare_module, "solo", lambda point, limit: solo.Solo(OK, 0.1, 2**20))
+    first = comparison_of(tmp_path)
+    (group,) = first.sweep.groups()
+    for index in range(2):
+        list(first.try_alone(group, index))
+    list(first.time(group))
+    assert first.is_timed(group)
+
+    second = comparison_of(tmp_path, projected_lengths=[32], implementations=["linformer-kit"])
+    (group,) = second.sweep.groups()
+    assert not second.is_tried(group, 0)
+    list(second.try_alone(group, 0))
+    assert all(not row["status"] and not row["seconds_median"] for row in second.table.rows())
+    assert not second.is_timed(group)
+    list(second.time(group))
+    rows = read_points(second.table.path)
+    assert {(row["implementation"], row["projected_length"]) for row in rows} == {
+        ("linformer-kit", "16"),
+        ("bert", ""),
+        ("linformer-kit", "32"),
+    }
+    assert all(row["status"] == OK and row["seconds_median"] for row in rows)
+
+
+def test_the_largest_batch_is_that_of_whoever_takes_most_and_is_kept(tmp_path, monkeypatch):
+    asked = []
+
+    def measured(point, limit):
+        asked.append((point.implementation, point.projected_length))
+        return solo.Solo(OK, seconds=0.5 if point.implementation == "bert" else 0.25, peak_bytes=1)
+
+    monkeypatch.setattr(compare_module, "solo", measured)
+    comparison = comparison_of(tmp_path, tokens=0, projected_lengths=[8, 16], time_limit=20.0)
+    (group,) = comparison.sweep.groups()
+    assert not comparison.is_probed(group)
+    list(comparison.probe(group))
+    assert asked == [("linformer-kit", 16), ("bert", None)]
+    # 32 examples of 128 tokens took half a second, and a tenth of the limit is two
+    assert comparison.known_batch(group) == 4 * 32
+    assert comparison_of(tmp_path, tokens=0).known_batch(group) == 4 * 32
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_running_out_of_memory_is_recognised(error):
+    assert is_out_of_memory(error)
+    assert not is_out_of_memory(RuntimeError("the size of tensor a must match"))
 
 
 # the command
 
 
 def start(path, *arguments):
-    sizes = {**SIZES, "lengths": [64, 128], "projected_lengths": [16], "subjects": ["encoder-decoder"], "seconds": 0.1, "rounds": 2}
+    sizes = {**SIZES, "lengths": [64], "projected_lengths": [16], "subjects": ["encoder-decoder"], "seconds": 0.1, "rounds": 2}
     sweep = path.with_suffix(".yaml")
     sweep.write_text(json.dumps({**sizes, "implementations": ["linformer-kit", "linformer-pytorch"]}))
     script = Path(sys.executable).with_name("linformer")
@@ -263,7 +420,7 @@ def start(path, *arguments):
 
 
 @pytest.mark.slow
-def test_a_sweep_is_interrupted_taken_up_again_and_added_to(tmp_path):
+def test_a_sweep_is_interrupted_and_taken_up_again(tmp_path):
     path = tmp_path / "points.csv"
     running = start(path)
     while not path.exists() or not any(row["memory_status"] for row in read_points(path)):
@@ -279,7 +436,7 @@ def test_a_sweep_is_interrupted_taken_up_again_and_added_to(tmp_path):
     shown, said = (again := start(path)).communicate(timeout=300)
     assert again.returncode == 0, said
     rows = {(row["implementation"], row["length"]): row for row in read_points(path)}
-    assert set(rows) == {(name, length) for name in ("linformer-kit", "linformer-pytorch") for length in ("64", "128")}
+    assert set(rows) == {(name, length) for name in ("linformer-kit", "linformer-pytorch") for length in ("64",)}
     for row in kept:  # not measured twice
         assert rows[row["implementation"], row["length"]]["peak_mib"] == row["peak_mib"]
     for (name, _), row in rows.items():

@@ -13,6 +13,7 @@ import torch
 import yaml
 from training_zoo import command, read_json, read_lines, refused
 
+from linformer_kit import drawing
 from linformer_kit.bench.points import COLUMNS
 from linformer_kit.bench.table import as_csv
 from linformer_kit.errors import UserError
@@ -22,6 +23,7 @@ from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditio
 from linformer_kit.show.given import read_given, short_names
 from linformer_kit.show.plot import figures
 from linformer_kit.training.config import TokenizerConfig
+from linformer_kit.training.curves import curves as learning_curves
 from linformer_kit.training.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
@@ -251,6 +253,66 @@ def test_one_k_per_layer_counts_as_their_mean(make_run):
     run = make_run("run", {"validation_accuracy": 0.5}, projected_length=[4, 8], num_hidden_layers=2)
     (axes,) = figures([run], "quality")["quality"].axes
     assert error_bars(axes)["linear"] == [(6, 0.5, 0.5, 0.5)]
+
+
+def test_lists_of_k_of_the_same_mean_are_not_averaged(make_run):
+    lengths = {"one": 8, "up": [4, 12], "down": [12, 4], "same": [8, 8]}
+    for place, (name, K) in enumerate(lengths.items()):
+        last = make_run(name, {"validation_accuracy": place / 4}, projected_length=K, num_hidden_layers=2)
+    (axes,) = figures([last.parent / name for name in lengths], "quality")["quality"].axes
+    assert error_bars(axes) == {
+        "linear": [(8, 0.375, 0, 0.75)],  # 8 and [8, 8] are the same
+        "linear, K_per_layer=[4, 12]": [(8, 0.25, 0.25, 0.25)],
+        "linear, K_per_layer=[12, 4]": [(8, 0.5, 0.5, 0.5)],
+    }
+
+
+def test_a_run_without_its_model_is_refused_instead_of_drawn_with_defaults(make_run):
+    run = make_run("run", {"validation_accuracy": 0.5})
+    (run / "model" / "config.json").unlink()
+    for what in ("quality", "sharing"):
+        assert f"{run / 'model' / 'config.json'} is missing" in refused("plot", run, "--what", what)
+
+
+def runs_with_curves(count, name="run"):
+    lines = [{"step": step, "loss": 1.0, "validation_loss": 1.0, "validation_accuracy": 0.5} for step in (1, 2)]
+    return {f"{name}{number}": lines for number in range(count)}
+
+
+@pytest.mark.parametrize(("count", "name"), [(2, "run"), (40, "of a rather long name "), (8, "x" * 200)])
+def test_panels_keep_their_size_and_names_the_picture_however_many_runs_there_are(count, name):
+    figure = learning_curves(runs_with_curves(count, name), "validation_accuracy")
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert axes.get_window_extent().height / figure.dpi > 2.2
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert box.y1 <= figure.bbox.y1
+    assert [text.get_text().replace("\n", "") for text in legend.get_texts()] == list(runs_with_curves(count, name))
+
+
+def test_a_picture_without_room_for_its_lines_is_refused(tmp_path):
+    figure = learning_curves(runs_with_curves(400, "of a name that needs a line of its own " * 2), "validation_accuracy")
+    for name in ("picture.png", "picture.svg"):
+        with pytest.raises(UserError, match="too many runs or too long names for one picture"):
+            drawing.save(figure, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_lines_of_metrics_are_left_out(make_run):
+    run = make_run("run", {})
+    lines = ['{"step": 1, "loss": 2.0}', "[1]", "3", "null", '{"loss": 1.0}', '{"step": null, "loss": 1.0}', '{"step": 2, "lo']
+    (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert read_given([run]).runs[0].metrics == [{"step": 1, "loss": 2.0}]
+    assert drawn(figures([run])["learning"].axes[0]) == {"training": [(1, 2.0)]}
+
+
+def test_dollars_in_names_are_no_formulas(tmp_path):
+    paths = [write_table(tmp_path / f"{name} $x^$.csv", power_law("a $\\frac$ b", 64, 1.0, cpu="$y^$")) for name in ("one", "two")]
+    written = command("plot", *paths, "--output", tmp_path / "x.svg").stdout
+    assert written == f"{tmp_path / 'x.svg'}\n"
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(make_run):
@@ -484,11 +546,14 @@ def test_given_files_and_folders_that_are_something_else_are_refused(tmp_path, f
     assert "no point of bad.csv was measured" in refused(
         "plot", write_table(tmp_path / "bad.csv", [row(status="out of memory", memory_status="out of memory")])
     )
+    free = refused("plot", write_table(tmp_path / "free.csv", [row(seconds=0, mib=0)]))
+    assert free == "no point of free.csv was measured: all times and memories are 0, which is below what can be measured"
     assert "run is a folder" in refused("plot", finished, "--what", "costs")
     assert "points.csv is a table" in refused("plot", table, "--what", "learning")
     assert "--text is for --what heads" in refused("plot", finished, "--text", "a")
     assert "2 folders were given" in refused("plot", finished, finished / "model", "--what", "slots")
     assert "--what heads or --what slots" in refused("plot", finished / "model")
+    assert "--what heads or --what slots" in refused("plot", finished, finished / "model", "--output", tmp_path / "out")
     assert "is a saved model alone" in refused("plot", finished / "model", "--what", "quality")
 
 
@@ -542,5 +607,17 @@ def test_models_that_cannot_be_drawn_say_why(save, projection, what, said):
 def test_a_text_must_be_one(save, tmp_path):
     folder, *_ = save()
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
-    assert "there is no such file" in refused("plot", folder, "--what", "heads", "--text", "missing.txt")
-    assert "not a text file in UTF-8" in refused("plot", folder, "--what", "heads", "--text", tmp_path / "binary")
+    for missing in ("missing.txt", "essay.md", "texts/essay"):
+        assert "there is no such file" in refused("plot", folder, "--what", "heads", "--text", missing)
+    assert "a folder; give a file of it" in refused("plot", folder, "--what", "heads", "--text", tmp_path)
+    assert "which is no text in UTF-8" in refused("plot", folder, "--what", "heads", "--text", tmp_path / "binary")
+
+
+def test_a_word_is_a_text_and_the_footnote_has_its_beginning(save, tmp_path):
+    folder, *_ = save()
+    assert "Text: “house”." in footnote(figures([folder], "heads", "house")["heads"])
+    (tmp_path / "long.txt").write_text("\ufeffone  two $x$\n$y$ 字 " + "and so on " * 20, encoding="utf-8")
+    figure = figures([folder], "heads", str(tmp_path / "long.txt"))["heads"]
+    figure.draw_without_rendering()
+    assert r"Text: “one two \$x\$ \$y\$ □ and so on" in footnote(figure)
+    assert footnote(figure).endswith("…”.")

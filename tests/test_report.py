@@ -194,9 +194,23 @@ def test_the_measurements_are_those_of_the_table(of_table):
 def test_ratios_are_to_full_attention_at_the_same_point(of_table):
     rows = of_table.named("Measurements of compare.csv")
     # the third has no partner: that of its step was measured with another batch
-    assert [row["÷ full (time)"][1] for row in rows] == [0.25, 0.0625, None, 1, 1, 1, 0.125, None, None, None]
-    assert [row["÷ full (memory)"][1] for row in rows] == [0.5, 0.015625, None, 1, 1, 1, 0.03125, None, None, None]
-    assert rows[0]["÷ full (time)"][0] == "0.25×"
+    assert [row["full ÷ this (time)"][1] for row in rows] == [4, 16, None, 1, 1, 1, 8, None, None, None]
+    assert [row["full ÷ this (memory)"][1] for row in rows] == [2, 64, None, 1, 1, 1, 32, None, None, None]
+    assert rows[0]["full ÷ this (time)"][0] == "4.00×"
+    assert "full ÷ this: how many times as much linformer-kit-none takes" in of_table.text
+
+
+def test_ratios_are_to_full_attention_of_the_same_sizes(tmp_path):
+    rows = [
+        point("linformer-kit", 1024, 0.25, 8, sharing="kv"),
+        point("linformer-kit", 1024, 0.5, 16, hidden_size=512, sharing="kv"),
+        point("linformer-kit-none", 1024, 1.0, 64),
+        point("linformer-kit-none", 1024, 8.0, 256, hidden_size=512),
+    ]
+    page = page_about(write_table(tmp_path / "sizes.csv", rows), output=tmp_path / "page.html")
+    found = page.named("Measurements of sizes.csv")
+    assert [row["full ÷ this (time)"][1] for row in found] == [4, 16, 1, 1]
+    assert [row["full ÷ this (memory)"][1] for row in found] == [8, 16, 1, 1]
 
 
 def test_the_machine_of_the_measurements_is_told(of_table):
@@ -239,12 +253,12 @@ def test_the_metrics_are_those_of_the_result(of_runs):
     assert (first["at step"][1], first["tokens"][1], first["wall-clock"][1]) == (
         *(result["best_step"], result["tokens"], result["seconds"]),
     )
-    assert (first["test loss"][1], first["test accuracy"][1]) == (0.25, 0.875)
+    assert (first["evaluated on test: loss"][1], first["evaluated on test: accuracy"][1]) == (0.25, 0.875)
     # of a run that is not finished, the last evaluation
     last = read_lines(half / "metrics.jsonl")[-1]
     assert second["state"][0] == "not finished"
     assert (second["at step"][1], second["validation loss"][1]) == (last["step"], last["validation_loss"])
-    assert second["wall-clock"] == second["test loss"] == ("–", None)
+    assert second["wall-clock"] == second["evaluated on test: loss"] == ("–", None)
 
 
 @pytest.mark.slow
@@ -409,7 +423,7 @@ def test_what_cannot_be_read_or_written_is_told_at_once(tmp_path):
     there = tmp_path / "page.html"
     assert f"there is no file or folder {tmp_path / 'gone'}" in refused("report", tmp_path / "gone", "--output", there)
     assert f"--output is {tmp_path}, a folder" in refused("report", table, "--output", tmp_path)
-    assert f"there is no folder {tmp_path / 'no'}" in refused("report", table, "--output", tmp_path / "no" / "page.html")
+    assert "compare.csv is a file" in refused("report", table, "--output", table / "page.html")
     assert "is neither the folder of a run" in refused("report", tmp_path, "--output", there)
     write_table(tmp_path / "damaged.csv", [{**POINTS[0], "seconds_median": "soon"}])
     assert "seconds_median is 'soon' in the row of linformer-kit, N=1024" in refused(

@@ -2,8 +2,10 @@
 
 import csv
 import importlib.util
+import logging
 import math
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,11 +18,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from training_zoo import command, linformer, refused, the_error, yaml_for
 
+from linformer_kit.errors import UserError
 from linformer_kit.models.configuration_linformer import LinformerConfig
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM
 from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from linformer_kit.plain_yaml import parse_yaml
-from linformer_kit.show.spectrum_inputs import cut_pieces, load_encoder, longest_input, starts
+from linformer_kit.show.spectrum_inputs import cut_pieces, load_encoder, longest_input, name_of, starts
 from linformer_kit.show.spectrum_math import curves_of, is_causal, needed, points_to_show, suggested
 from linformer_kit.training.config import load_config, model_settings
 
@@ -351,9 +354,69 @@ def test_models_without_whole_attention_weights_are_refused(tmp_path, text):
     for folder, said in (
         (fnet, "a FNetModel, gives no attention weights"),
         (longformer, "of the shape (1, 2, 50, 9) in layer 1"),
-        (causal, "which are not 50 × 50 for each head"),
+        (causal, "a causal Linformer, whose tokens attend to shortened blocks of 16 tokens"),
     ):
-        assert said in refused("spectrum", folder, "--text", text, "--length", 50, "--output", tmp_path / "out")
+        for length in (50, 8):  # which is less than a block
+            assert said in refused("spectrum", folder, "--text", text, "--length", length, "--output", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_causal_linformer_with_full_attention_is_measured(tmp_path, text):
+    folder = linformer_model(tmp_path / "full", LinformerForCausalLM, decoder_attention="full")
+    command("spectrum", folder, "--text", text, "--length", 20, "--pieces", 1, "--output", tmp_path / "out")
+    assert curve(tmp_path / "out", 1, 1)[-1] == (20, 1.0)
+
+
+def test_a_model_is_named_by_the_end_of_its_path(tmp_path, monkeypatch):
+    folder = bert(tmp_path / "bert")
+    monkeypatch.chdir(folder)
+    assert load_encoder(".").name == f"{tmp_path.name}/bert"
+    assert (name_of("/proc"), name_of("somebody/else")) == ("proc", "somebody/else")
+
+
+def test_special_tokens_that_are_written_out_are_text(tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # splits </s> as those of real models do
+    encoder = load_encoder(str(bert(tmp_path / "bert", tokenizer)))
+    (piece,) = cut_pieces(encoder, ["w1 </s> w2"], 10, 1)
+    assert encoder.tokenizer.convert_ids_to_tokens(piece) == ["<s>", "w1", "<unk>", "<unk>", "<unk>", "w2", "</s>"]
+
+
+@pytest.fixture
+def measured(tmp_path, text):
+    command("spectrum", bert(tmp_path / "bert"), "--text", text, "--length", 20, "--pieces", 1, "--output", tmp_path / "out")
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("name", ["spectrum.csv", "ranks.csv", "layers.csv"])
+def test_damaged_spectra_are_told(measured, name):
+    whole = (measured / name).read_text(encoding="utf-8")
+    header, *lines = whole.splitlines()
+    damaged = {
+        "header only": header,
+        "cut": "\n".join([header, *lines[:-1], lines[-1][:1]]),
+        "no layer": whole.replace("layer", "story", 1),
+        "words": "\n".join([header, *(re.sub(r",[\d.]+", ",many", line) for line in lines)]),
+        "zeros": "\0" * 100,
+        "nothing": "",
+    }
+    for text in damaged.values():
+        (measured / name).write_text(text, encoding="utf-8")
+        assert f"{measured} holds a damaged spectrum (" in refused("plot", measured, "--output", measured.parent / "plots")
+    (measured / name).write_bytes(b"\xff" * 100)
+    assert f"{measured} holds a damaged spectrum (" in refused("plot", measured, "--output", measured.parent / "plots")
+
+
+def test_attempts_to_reach_the_hub_are_not_told_one_by_one(tmp_path):
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        with pytest.raises(UserError):
+            load_encoder(str(tmp_path))
+        assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING)
+    finally:
+        log.setLevel(before)
 
 
 def test_a_model_with_missing_weights_is_refused(tmp_path, text):
@@ -389,7 +452,7 @@ def test_texts_that_are_none_are_refused(tmp_path, text):
         (empty, "which is empty; give a file with text"),
         (binary, "which is no text in UTF-8; give a text file, unpacked and without layout"),
         (zeros, "which is no text in UTF-8; give a text file, unpacked and without layout"),
-        (tmp_path, "a folder; give its files, each with --text"),
+        (tmp_path, "a folder; give a file of it"),
     ):
         assert (
             refused("spectrum", "nothing/here", "--text", text, "--text", path, "--output", tmp_path / "out")
@@ -400,7 +463,7 @@ def test_texts_that_are_none_are_refused(tmp_path, text):
 def test_an_output_that_cannot_be_written_is_told_before_anything_is_loaded(tmp_path, text):
     for folder in (text, text / "below"):
         said = refused("spectrum", "nothing/here", "--text", text, "--output", folder)
-        assert said.startswith(f"--output is {folder}, a folder that cannot be written (")
+        assert said == f"--output is {folder}, but {text} is a file; give another folder"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -417,6 +480,7 @@ def test_a_length_that_special_tokens_fill_is_refused(tmp_path, text):
 def test_a_folder_without_a_model_is_told_in_one_line(tmp_path, text):
     for folder in (tmp_path, tmp_path / "no-such-folder"):
         said = refused("spectrum", folder, "--text", text, "--output", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
         assert said.startswith(f"MODEL is {str(folder)!r}: no run, no folder with a model (safetensors)")
 
 

@@ -1,17 +1,23 @@
 """What pictures look like: readable at the width of a README, in colours that colour-blind readers tell apart (Okabe-Ito)."""
 
+import io
+import textwrap
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from .errors import UserError
 from .files import write_atomically
 
 if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing, or late
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 150
+TALLEST = 40.0  # inches; a picture that is higher is no picture any more
 ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#666666"
 BLACK = "#000000"
 # for lines that have no look of their own, in this order
@@ -47,6 +53,11 @@ def calm(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def plain_label(name: str) -> str:
+    """A name as it is: matplotlib would read $…$ as a formula, and leave out of a legend what begins with _."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
 def short_number(value: float) -> str:
     """
     >>> [short_number(value) for value in (512, 4096, 0.25, 20, 1500)]
@@ -77,7 +88,7 @@ def over_length(axes: "Axes", title: str, lengths: Sequence[float]) -> None:
     """Title, grid and an axis of lengths."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(plain_label(title), loc="left", fontsize=11, fontweight="bold")
     axes.set_xscale("log", base=2)
     step = max(1, -(-len(lengths) // 8))  # more labels would run into each other
     axes.xaxis.set_major_locator(FixedLocator(list(lengths[::-step])))
@@ -95,7 +106,8 @@ def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Map
         if points:
             look = looks[name]
             xs, ys = zip(*points, strict=True)
-            axes.plot(xs, ys, color=look.colour, marker=look.marker, ls=look.style, markersize=5, linewidth=1.8, label=name)
+            label = plain_label(name)
+            axes.plot(xs, ys, color=look.colour, marker=look.marker, ls=look.style, markersize=5, linewidth=1.8, label=label)
     over_length(axes, title, sorted({x for points in lines.values() for x, _ in points}))
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(4) if unit == "memory" else LogLocator(10, subs=(1, 3)))
@@ -132,9 +144,20 @@ def shared_legend(figure: "Figure", axes: "Axes", columns: int | None = None) ->
         figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(labels), frameon=False, fontsize=11)
 
 
+def growing_legend(figure: "Figure", named: "Mapping[str, Artist]", fontsize: float) -> None:
+    """A legend above all panels of as many names as there may be; the figure grows with it, so that the panels do not shrink."""
+    width, height = figure.get_size_inches()
+    characters = int(width * 115 / fontsize)
+    columns = max(1, min(len(named), characters // (max(map(len, named), default=0) + 6)))
+    labels = [textwrap.fill(label, characters - 8) for label in named]
+    lines = -(-sum(label.count("\n") + 1 for label in labels) // columns)
+    figure.set_size_inches(width, min(height + max(0, lines - 2) * 1.7 * fontsize / 72, TALLEST))
+    figure.legend(named.values(), labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=fontsize)
+
+
 def footnote(figure: "Figure", text: str) -> None:
     """What the numbers were measured on, small, below everything."""
-    figure.supxlabel(text, fontsize=9, color=GREY)
+    figure.supxlabel(plain_label(text), fontsize=9, color=GREY)
 
 
 def save(figure: "Figure", path: Path) -> None:
@@ -144,4 +167,21 @@ def save(figure: "Figure", path: Path) -> None:
     # the same picture gives the same file: no date, and names of parts that do not change
     options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
     with matplotlib.rc_context({"svg.hashsalt": path.stem}):
-        write_atomically(path, lambda part: figure.savefig(part, dpi=DOTS_PER_INCH, **options))
+        write_atomically(path, lambda part: render(figure, part, dpi=DOTS_PER_INCH, **options))
+
+
+def as_svg(figure: "Figure") -> bytes:
+    """The picture as the text of an SVG."""
+    file = io.BytesIO()
+    render(figure, file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def render(figure: "Figure", file: Path | IO[bytes], **options: Any) -> None:
+    """Refuses a picture in which words would leave the lines no room, of which matplotlib only warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied", UserWarning)
+        try:
+            figure.savefig(file, **options)
+        except UserWarning:
+            raise UserError("too many runs or too long names for one picture; give fewer, or name their folders shorter") from None

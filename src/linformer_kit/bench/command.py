@@ -20,6 +20,9 @@ def run(path: Path | None, preset: str | None, flags: dict[str, Any], output: Pa
     given = {name: split_list(value, LISTS[name]) if name in LISTS else value for name, value in flags.items()}
     sweep = read_sweep({**PRESETS.get(preset or "", {}), **(read_yaml(path) if path else {}), **given})
     output = output or Path(f"{preset or 'compare'}.csv")
+    if preset == PAPER_TABLE_3:
+        import matplotlib  # noqa: F401 — what is missing is told before anything is measured
+
     console = Console()
     table = compare(sweep, output, fresh, console)
     written = [output]

@@ -16,9 +16,20 @@ from rich.table import Table as RichTable
 
 from .. import drawing
 from ..errors import Stopped, UserError
-from .contenders import OURS_NONE, Point, call_of, version_of
+from .contenders import CONTENDERS, OURS_NONE, Point, call_of, version_of
 from .machine import describe_machine
-from .measure import OK, Timing, as_row, meminfo_bytes, time_interleaved
+from .measure import (
+    FAILED,
+    OK,
+    OUT_OF_MEMORY,
+    OVER_TIME_LIMIT,
+    WRONG,
+    Timing,
+    as_row,
+    available_bytes,
+    is_out_of_memory,
+    time_interleaved,
+)
 from .peer_models import model_dependencies
 from .points import FACTS, FOUND, KEYS
 from .run import Step, alone_in, require_writable, run_steps
@@ -36,9 +47,9 @@ PROBE_TOKENS = 4096
 
 def compare(sweep: Sweep, path: Path, fresh: bool, console: Console) -> Table:
     """Measure what is missing in the table at `path`."""
+    if path.suffix != ".csv" or path.is_dir():
+        raise UserError(f"--output is {path}; it must be the name of a CSV file, such as compare.csv")
     require_writable(path.absolute().parent)
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give the name of a CSV file with --output")
     transformers.logging.set_verbosity_error()  # BigBird says that it falls back to full attention at short lengths
     with alone_in(path.absolute().parent):
         if fresh:
@@ -60,17 +71,24 @@ class Comparison:
         self.sweep = sweep
         self.table = table
         self.machine = describe_machine(model_dependencies())
+        self.tried: set[Point] = set()  # since this command began
 
     # what the numbers depend on
 
     def facts(self, implementation: str) -> Row:
         """All that a row of this implementation depends on."""
         named = {**self.sweep.sizes, **self.machine, "code": self.machine["model_code"], "package": version_of(implementation)}
+        named |= {"tokens": self.sweep.tokens, "device": device_name(self.sweep.device)}
         return {name: as_text(named[name]) for name in FACTS}
 
     def require_same_facts(self) -> None:
         """Refuse to add to numbers that come from elsewhere: they could not be compared."""
         for row in self.table.rows():
+            if row["implementation"] not in CONTENDERS:
+                raise UserError(
+                    f"{self.table.path} has the implementation {row['implementation']!r}, which this version does not know; give "
+                    "another file with --output, or measure everything anew with --fresh"
+                )
             now = self.facts(row["implementation"])
             for name in FACTS:
                 if name != "date" and row[name] != now[name]:
@@ -99,6 +117,21 @@ class Comparison:
     def points(self, group: Group) -> list[Point]:
         return group.points(self.known_batch(group) or 1)
 
+    def rivals(self, group: Group) -> list[Point]:
+        """Everybody who has to take turns: the points of this sweep, and those of earlier ones with the same batch."""
+        batch = self.known_batch(group) or 1
+        rows = self.table.rows(subject=group.subject, step=group.step, length=group.length, batch=batch)
+        earlier = [
+            Point(
+                *(group.subject, group.step, row["implementation"], group.length),
+                *(int(row["projected_length"]) if row["projected_length"] else None, batch),
+                **self.sweep.sizes,
+            )
+            for row in rows
+            if row["memory_status"]
+        ]
+        return list(dict.fromkeys([*self.points(group), *earlier]))
+
     def known_batch(self, group: Group) -> int | None:
         """Examples in a batch of this group: a number of tokens, or what was found to be possible."""
         if self.sweep.tokens:
@@ -107,12 +140,13 @@ class Comparison:
         return int(found["batch"]) if found else None
 
     def probe(self, group: Group) -> Iterable[str]:
-        """The largest batch of whoever projects nothing, which takes most time and memory."""
+        """The largest batch that all can have, if those do who take most: the largest K, and whoever projects nothing."""
         tokens = max(1, PROBE_TOKENS // group.length)
         candidates = group.points(batch=tokens)
-        probed = next((point for point in candidates if point.projected_length is None), candidates[0])
-        found = solo(probed, self.sweep.time_limit)
-        batch = largest_batch(found, tokens, self.sweep.time_limit, meminfo_bytes("MemAvailable"))
+        rows = [point.projected_length for point in candidates if point.projected_length is not None]
+        probed = [point for point in candidates if point.projected_length in (None, max(rows, default=None))]
+        found = [solo(point, self.sweep.time_limit) for point in probed]
+        batch = min(largest_batch(each, tokens, self.sweep.time_limit, free_bytes(self.sweep.device)) for each in found)
         self.table.put([self.row(point) for point in group.points(batch)])
         yield f"{group}: batches of {batch:,}"
 
@@ -124,47 +158,77 @@ class Comparison:
         return self.table.get(**{name: getattr(point, name) for name in KEYS}) or {}
 
     def is_tried(self, group: Group, index: int) -> bool:
-        return bool(self.found(self.points(group)[index]).get("memory_status"))
+        """What did not fit or failed may have been unlucky: a new command tries it again; so does a higher time limit."""
+        point = self.points(group)[index]
+        found = self.found(point)
+        match found.get("memory_status", ""):
+            case "":
+                return False
+            case status if status == OVER_TIME_LIMIT:
+                return point in self.tried or self.sweep.time_limit <= float(found["time_limit"])
+            case status if status in (OUT_OF_MEMORY, FAILED):
+                return point in self.tried
+        return True
 
     def is_timed(self, group: Group) -> bool:
-        return all(self.found(point).get("status") for point in self.points(group))
+        return all(self.found(point).get("status") for point in self.rivals(group))
 
     def try_alone(self, group: Group, index: int) -> Iterable[str]:
         """The check, the memory, and whether it can be timed at all."""
         point = self.points(group)[index]
         found = self.refusal(point) or solo(point, self.sweep.time_limit)
+        self.tried.add(point)
         peak_mib = None if found.peak_bytes is None else found.peak_bytes / 2**20
-        # a point that joins later has to take turns with all others: their times are forgotten
-        for other in self.points(group):
-            if self.found(other):
-                self.table.put([self.row(other, status=None)])
-        self.table.put([self.row(point, memory_status=found.status, peak_mib=peak_mib, note=found.note)])
+        if found.status == OK:  # it has to take turns with all others: their times are forgotten
+            self.table.put([self.row(rival, **as_row(Timing(""))) for rival in self.rivals(group) if self.found(rival)])
+        what = {"memory_status": found.status, "peak_mib": peak_mib, "time_limit": self.sweep.time_limit, "note": found.note}
+        self.table.put([self.row(point, status=None if found.status == OK else found.status, **what)])
         yield f"{point}: {found.status if peak_mib is None else drawing.size(peak_mib)}{'; ' if found.note else ''}{found.note}"
 
     def refusal(self, point: Point) -> Solo | None:
-        """What did not work with fewer tokens is not tried with more."""
+        """What did not fit, or took too long, with fewer and no longer examples is not tried; nor a model that is wrong."""
         same = {"subject": point.subject, "step": point.step, "implementation": point.implementation}
         for row in self.table.rows(**same, projected_length=point.projected_length):
-            if int(row["length"]) < point.length and row["memory_status"] not in ("", OK):
-                return Solo(row["memory_status"], note=f"so it was at N={int(row['length']):,}; not tried")
+            status, length, tokens = row["memory_status"], int(row["length"]), int(row["length"]) * int(row["batch"])
+            is_smaller = length < point.length and tokens <= point.length * point.batch
+            too_much = status in (OUT_OF_MEMORY, OVER_TIME_LIMIT) and is_smaller
+            wrong = status == WRONG and point.subject != "layer" and length != point.length  # checked at the same length always
+            if too_much or wrong:
+                return Solo(status, note=f"so it was at N={length:,}; not tried")
         return None
 
     def time(self, group: Group) -> Iterable[str]:
         """All that passed, in turns."""
-        points = self.points(group)
-        passed = [point for point in points if self.found(point)["memory_status"] == OK]
+        points = self.rivals(group)
+        timings = {point: Timing(status) for point in points if (status := self.found(point)["memory_status"]) != OK}
+        calls = {}
         torch.manual_seed(0)
-        timings = time_interleaved(
-            {point: call_of(point) for point in passed},
-            budget_seconds=self.sweep.seconds,
-            least_rounds=min(3, self.sweep.rounds),
-            most_rounds=self.sweep.rounds,
-        )
-        timings |= {point: Timing(self.found(point)["memory_status"]) for point in points if point not in passed}
+        for point in points:
+            if point not in timings:
+                try:
+                    calls[point] = call_of(point)
+                except (MemoryError, RuntimeError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    timings[point] = Timing(OUT_OF_MEMORY)  # beside the others
+        least = min(3, self.sweep.rounds)
+        timings |= time_interleaved(calls, budget_seconds=self.sweep.seconds, least_rounds=least, most_rounds=self.sweep.rounds)
         self.table.put([self.row(point, **as_row(timings[point])) for point in points])
         for point in points:
             median = timings[point].median
             yield f"{point}: {timings[point].status if median is None else drawing.duration(median)}"
+
+
+def device_name(device: str) -> str:
+    """What it is; one GPU is not like another."""
+    kind = torch.device(device)
+    return f"{device}, {torch.cuda.get_device_name(kind)}" if kind.type == "cuda" else device
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory that is free there."""
+    kind = torch.device(device)
+    return torch.cuda.mem_get_info(kind)[0] if kind.type == "cuda" else available_bytes()
 
 
 def largest_batch(found: Solo, tokens: int, time_limit: float, free_bytes: int | None) -> int:

@@ -15,6 +15,8 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from ..models.attention_linformer import QUERY_CHUNK
+from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from . import peer_models, peers
 from .generation import check_generator, encoder_decoder
 from .measure import Mode, make_call
@@ -111,15 +113,23 @@ def check_layer(point: Point) -> None:
     torch.manual_seed(0)  # the same weights: peers take over those of the layer of ours that is built first
     ours = unprojected_layer(point) if point.projected_length is None else our_layer(point)
     exact = PlainLayer(ours).double()
-    x_BNC = torch.randn(1, point.length, point.hidden_size)
+    x_BNC = torch.randn(checked_examples(point.batch, point.length), point.length, point.hidden_size)
     if point.length <= peers.COMPARED_GRADIENTS_LENGTH:
         require_gradient_agreement(point.implementation, layer, exact, x_BNC)
-        return
     position_P = torch.linspace(0, point.length - 1, peers.COMPARED_POSITIONS).long()
-    with torch.no_grad():
+    with torch.no_grad():  # which may be computed in another way
         x64_BNC = x_BNC.double()
         expected_BPC = exact(x64_BNC[:, position_P], x64_BNC)
-        require_agreement(point.implementation, "output", layer(x_BNC)[:, position_P], expected_BPC)
+        require_agreement(point.implementation, "output without gradients", layer(x_BNC)[:, position_P], expected_BPC)
+
+
+def checked_examples(batch: int, length: int) -> int:
+    """So many that more queries than a chunk are attended to, if the batch has them: chunks are how layers are timed.
+
+    >>> checked_examples(8, 512), checked_examples(1, 512), checked_examples(8, 4096)
+    (4, 1, 2)
+    """
+    return min(batch, QUERY_CHUNK // length + 2)
 
 
 # encoders
@@ -264,7 +274,7 @@ class LinformerPytorchEncoderDecoder(nn.Module):
 
 
 def check_encoder_decoder(point: Point) -> None:
-    """No token of the target may see a later one; and what ours generates token by token is what one float64 pass gives."""
+    """No token of the target may see a later one. Ours give what a plain float64 evaluation gives, also from the cache."""
     small = replace(small_of(point), target_length=CHECKED_LENGTH)
     torch.manual_seed(0)
     model, ids_BN, target_BT = build(small).eval(), *small.sizes.random_ids(2, CHECKED_LENGTH).unsqueeze(1)
@@ -278,8 +288,13 @@ def check_encoder_decoder(point: Point) -> None:
             f"{point.implementation}: another last token of the target changes what it says before it by {moved:.1e} of its size; "
             "it sees the future, so it was not timed"
         )
-    if isinstance(model, transformers.PreTrainedModel) and model.config.model_type == "linformer":
-        check_generator(point.implementation, model, ids_BN, target_BT[:, : CHECKED_LENGTH // 2])
+    if isinstance(model, LinformerForConditionalGeneration):
+        # a block and a half: one is finished
+        long_BT = small.sizes.random_ids(1, model.config.block_length * 3 // 2)
+        with torch.no_grad():
+            expected_BTV = peer_models.plain_logits(copy.deepcopy(model).double(), ids_BN, long_BT)
+            require_agreement(point.implementation, "logits", model(ids_BN, decoder_input_ids=long_BT).logits, expected_BTV)
+        check_generator(point.implementation, model, ids_BN, long_BT[:, : model.config.block_length + 4])
 
 
 # all of them
@@ -347,13 +362,13 @@ def call_of(point: Point) -> Callable[[], object]:
         else:
             target_BT = point.sizes.random_ids(point.batch, point.target_length).to(device)
             call = make_encoder_decoder_call(model, ids_BN, target_BT, point.step)
-    return call if device.type == "cpu" else partial(call_and_wait, call)
+    return call if device.type == "cpu" else partial(call_and_wait, call, device)
 
 
-def call_and_wait(call: Callable[[], object]) -> None:
+def call_and_wait(call: Callable[[], object], device: torch.device) -> None:
     """A GPU works on while Python is done already."""
     call()
-    torch.accelerator.synchronize()
+    torch.accelerator.synchronize(device)
 
 
 def make_encoder_decoder_call(model: Any, source_BN: Tensor, target_BT: Tensor, step: Step) -> Callable[[], object]:

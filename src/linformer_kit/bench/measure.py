@@ -107,7 +107,9 @@ def seconds_if_it_fits(call: Callable[[], object]) -> float | None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is a failed allocation: torch reports those of the CPU as a RuntimeError."""
-    return isinstance(error, MemoryError) or bool(re.search(r"can't allocate memory|not enough memory|bad_alloc", str(error)))
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return bool(re.search(r"can't allocate memory|not enough memory|bad_alloc|out of memory", str(error), re.IGNORECASE))
 
 
 def time_interleaved(
@@ -201,13 +203,22 @@ def hold_memory(hold: bool = True) -> None:
 
 def limit_memory() -> None:
     """Make an allocation beyond the memory that is free fail with an error, where Linux would kill the process instead."""
-    in_use, available = _status_bytes("VmData"), meminfo_bytes("MemAvailable")
+    in_use, available = _status_bytes("VmData"), available_bytes()
     if in_use is not None and available is not None:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = in_use + int(0.95 * available)
         resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def available_bytes() -> int | None:
+    """Memory that is free for us: of the machine, and of the container; None where the system does not say."""
+    found = [meminfo_bytes("MemAvailable")]
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        found.append(limit - used)
+    return min((bytes_ for bytes_ in found if bytes_ is not None), default=None)
 
 
 def meminfo_bytes(field: str) -> int | None:

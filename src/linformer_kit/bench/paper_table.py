@@ -65,11 +65,11 @@ def cell_of(rows: Sequence[Row], row: Row, saved: str) -> Row:
     column, paper = SAVED[saved]
     same = {**{name: row[name] for name in ("subject", "step", "length", "batch")}, "implementation": BERT_EAGER}
     baseline = next((other for other in rows if same.items() <= other.items()), {})
-    theirs, ours = baseline.get(column), row[column]
+    theirs, ours = (float(what.get(column) or 0) if what.get("status") == "ok" else 0.0 for what in (baseline, row))
     number = of_paper(paper, int(row["length"]), int(row["projected_length"]))
     return {
         **{"saved": saved, "n": row["length"], "k": row["projected_length"], "batch": row["batch"]},
-        "measured": f"{float(theirs) / float(ours):.2f}" if theirs and ours else "",
+        "measured": f"{theirs / ours:.2f}" if theirs and ours else "",
         "paper": "" if number is None else f"{number:g}",
         "why not": "" if theirs and ours else why_not(row, baseline),
     }
@@ -93,6 +93,9 @@ def publish(rows: Sequence[Row], path: Path, console: Console) -> list[Path]:
     write_rows(csv_path, found)
     for saved in SAVED:
         console.print(shown(saved, [cell for cell in found if cell["saved"] == saved]))
+    for reason in dict.fromkeys(cell["why not"] for cell in found if cell["why not"]):
+        lengths = dict.fromkeys(f"{int(cell['n']):,}" for cell in found if cell["why not"] == reason)
+        console.print(f"? at n = {', '.join(lengths)}: {reason}", highlight=False)
     figure = draw(found, rows[0])
     pictures = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
     for picture in pictures:

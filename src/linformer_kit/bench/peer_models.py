@@ -28,10 +28,11 @@ from ..models import (
 from ..models.attention_linformer import LinformerAttention
 from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerLayer, LinformerModel, Residual
+from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from ..models.projection_linformer import LinearProjection
 from .machine import code_fingerprint
 from .measure import Mode
-from .peers import OURS, require_agreement
+from .peers import OURS, MaskedBlockCausal, require_agreement
 
 PROJECTED_LENGTHS = (64, 128, 256)
 NONE_SDPA = f"{OURS} none (sdpa)"
@@ -232,16 +233,42 @@ def require_model_agreement(name: str, model: nn.Module, exact: LinformerModel, 
 
 def plain_hidden_states(model: LinformerModel, ids_BN: Tensor) -> Tensor:
     """What one of our encoders computes, in the plainest way: nothing reordered, fused, or done in pieces."""
-    embeddings = model.embeddings
-    tables = (embeddings.position_embeddings, embeddings.token_type_embeddings)
-    positions, types = (table.weight for table in tables if isinstance(table, nn.Embedding))
-    x_BNC = embeddings.norm(F.embedding(ids_BN, embeddings.word_embeddings.weight) + positions[: ids_BN.shape[1]] + types[0])
+    x_BNC = plain_embedded(model, ids_BN)
     for layer, attention in layers_of(model):
         attend = partial(plain_attention, attention, projection=model.projection)
         x_BNC = plain_residual(layer.attention_residual, x_BNC, attend)
-        feed_forward = nn.Sequential(layer.feed_forward.inner, nn.GELU(), layer.feed_forward.outer)
-        x_BNC = plain_residual(layer.feed_forward_residual, x_BNC, feed_forward)
+        x_BNC = plain_feed_forward(layer, x_BNC)
     return x_BNC if model.norm is None else model.norm(x_BNC)
+
+
+def plain_logits(model: LinformerForConditionalGeneration, source_BN: Tensor, target_BT: Tensor) -> Tensor:
+    """What one of our encoder-decoders computes, likewise: (B, T, V)."""
+    source_BNC, decoder = plain_hidden_states(model.encoder, source_BN), model.decoder
+    x_BTC = plain_embedded(decoder, target_BT)
+    layer: Any
+    for layer in decoder.layers:
+        attend = MaskedBlockCausal(layer.attention, decoder.projection)
+        x_BTC = plain_residual(layer.attention_residual, x_BTC, attend)
+        cross = partial(plain_attention, layer.cross_attention, context_BNC=source_BNC, projection=decoder.source_projection)
+        x_BTC = plain_residual(layer.cross_attention_residual, x_BTC, cross)
+        x_BTC = plain_feed_forward(layer, x_BTC)
+    return model.lm_head(x_BTC if decoder.norm is None else decoder.norm(x_BTC))
+
+
+def plain_embedded(model: LinformerModel, ids_BN: Tensor) -> Tensor:
+    """Words, positions and the first token type."""
+    embeddings = model.embeddings
+    x_BNC = F.embedding(ids_BN, embeddings.word_embeddings.weight)
+    assert embeddings.position_embeddings is not None
+    x_BNC = x_BNC + embeddings.position_embeddings(torch.arange(ids_BN.shape[1]))
+    if embeddings.token_type_embeddings is not None:
+        x_BNC = x_BNC + embeddings.token_type_embeddings.weight[0]
+    return embeddings.norm(x_BNC)
+
+
+def plain_feed_forward(layer: LinformerLayer, x_BNC: Tensor) -> Tensor:
+    feed_forward = nn.Sequential(layer.feed_forward.inner, nn.GELU(), layer.feed_forward.outer)
+    return plain_residual(layer.feed_forward_residual, x_BNC, feed_forward)
 
 
 def plain_residual(residual: Residual, x_BNC: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -46,10 +46,10 @@ class WrongImplementation(RuntimeError):
     """A layer does not compute what it should; its time would mean nothing."""
 
 
-def peer_versions() -> dict[str, str]:
-    """The installed version of each package we compare with."""
+def peer_versions(*packages: str) -> dict[str, str]:
+    """The installed versions of packages we compare with; of both, if none is named."""
     try:
-        return {package: metadata.version(package) for package in (LINFORMER, LINFORMER_PYTORCH)}
+        return {package: metadata.version(package) for package in packages or (LINFORMER, LINFORMER_PYTORCH)}
     except metadata.PackageNotFoundError as error:
         raise MissingPeer(f'{error.name} is not installed; run: pip install "linformer-kit[bench]"') from error
 
@@ -104,7 +104,7 @@ def our_causal_layer(
 
 def linformer_layer(ours: LinformerAttention) -> nn.Module:
     """`LinformerSelfAttention` of the package `linformer`, with the weights of `ours`."""
-    peer_versions()
+    peer_versions(LINFORMER)
     from linformer import LinformerSelfAttention
 
     length, _, rows = _matrices(ours).shape
@@ -126,7 +126,7 @@ def copy_to_linformer(ours: LinformerAttention, peer: Any) -> None:
 
 def linformer_pytorch_layer(ours: LinformerAttention) -> nn.Module:
     """`MHAttention` of the package `linformer-pytorch`, with the weights of `ours`."""
-    peer_versions()
+    peer_versions(LINFORMER_PYTORCH)
     from linformer_pytorch.linformer_pytorch import MHAttention
 
     length, _, rows = _matrices(ours).shape
@@ -244,17 +244,23 @@ def check_layers(layers: Mapping[str, nn.Module], ours: LinformerAttention, x: T
 
 
 class MaskedBlockCausal(nn.Module):
-    """What `CausalLinformerAttention` computes, in one masked softmax over all summaries and all tokens: slow and plain."""
+    """What `CausalLinformerAttention` computes, in one masked softmax over all summaries and all tokens: slow and plain.
 
-    def __init__(self, ours: CausalLinformerAttention):
+    `projection` is that of all layers, if they share one. Without one, every token before is seen.
+    """
+
+    def __init__(self, ours: CausalLinformerAttention, projection: nn.Module | None = None):
         super().__init__()
         self.ours = ours
+        self.projection = ours.projection if projection is None else projection
 
     def forward(self, x_BNC: Tensor) -> Tensor:
-        ours, length, block = self.ours, x_BNC.shape[1], self.ours.block_length
-        assert isinstance(ours.projection, LinearProjection)
-        E_NMK = ours.projection.weight
-        blocks, slots = length // block, E_NMK.shape[2]
+        ours, length = self.ours, x_BNC.shape[1]
+        if isinstance(self.projection, LinearProjection):
+            block, E_NMK = ours.block_length, self.projection.weight
+        else:
+            block, E_NMK = length + 1, x_BNC.new_zeros(0, 1, 0)  # one block that is never finished
+        blocks, slots = length // block, max(1, E_NMK.shape[2])
         blocks_BXNC = x_BNC[:, : blocks * block].unflatten(1, (blocks, block))
         position_N1 = torch.arange(length)[:, None]
         summary_S, token_N = torch.arange(blocks * slots), torch.arange(length)
@@ -268,8 +274,9 @@ class MaskedBlockCausal(nn.Module):
 
         def heads(linear: nn.Linear, matrix: int | None) -> Tensor:
             rows = x_BNC
-            if matrix is not None:
-                summaries_BXKC = torch.einsum("nk,bxnc->bxkc", E_NMK[:, matrix], blocks_BXNC)
+            if matrix is not None and blocks:
+                E_NK = E_NMK[:, min(matrix, E_NMK.shape[1] - 1)]  # one matrix: E = F
+                summaries_BXKC = torch.einsum("nk,bxnc->bxkc", E_NK, blocks_BXNC)
                 rows = torch.cat([summaries_BXKC.flatten(1, 2), x_BNC], dim=1)
             return linear(rows).unflatten(-1, (ours.num_heads, ours.head_dim)).transpose(1, 2)
 

@@ -9,11 +9,11 @@ from .table import Row
 
 # what a point is
 KEYS = ("subject", "step", "implementation", "length", "projected_length", "batch")
-# what came of it; `note` says why there is no number
-FOUND = (*MEASURED, "memory_status", "peak_mib", "note")
+# what came of it; `note` says why there is no number, `time_limit` how long a call was allowed to take
+FOUND = (*MEASURED, "memory_status", "peak_mib", "time_limit", "note")
 # what it depends on besides: `package` is the version of the implementation's own package
 FACTS = (
-    *("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "device"),
+    *("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "tokens", "device"),
     *("package", "linformer-kit", "torch", "transformers", "python", "code"),
     *("cpu", "cores", "threads", "memory_gib", "system", "date"),
 )

@@ -23,10 +23,10 @@ from .. import drawing
 from ..errors import UserError
 from ..models.attention_linformer import LinformerAttention
 from .alone import Ended, ask
-from .contenders import PlainLayer, call_and_wait
+from .contenders import PlainLayer, call_and_wait, checked_examples
 from .machine import describe_machine
-from .measure import OK, Timing, as_row, is_out_of_memory, limit_memory, make_call, time_interleaved
-from .peers import COMPARED_POSITIONS, randomise_, require_agreement
+from .measure import OK, WRONG, Timing, as_row, is_out_of_memory, limit_memory, make_call, time_interleaved
+from .peers import COMPARED_POSITIONS, WrongImplementation, randomise_, require_agreement
 from .solo import START_SECONDS, Solo, measure_call
 from .sweep import check_device
 
@@ -59,7 +59,7 @@ class Experiment:
         try:
             with torch.device("meta"):
                 torch_layer(self, "Linformer")
-        except ValueError as error:  # options that do not go together
+        except (RuntimeError, TypeError, ValueError) as error:  # options that do not go together, sizes beyond all bounds
             raise UserError(str(error)) from None
 
     def options_of(self, which: Which) -> dict[str, Any]:
@@ -86,12 +86,13 @@ def build_torch(experiment: Experiment, which: Which) -> Contestant:
     layer = torch_layer(experiment, which).eval()
     randomise_(layer)
     x_BNC = torch.randn(experiment.batch_size, experiment.sequence_length, experiment.embedding_dim)
+    some_BNC = x_BNC[: checked_examples(*x_BNC.shape[:2])]
     with torch.no_grad():
-        check(experiment, which, layer, layer(x_BNC[:1]), x_BNC[:1])
+        check(experiment, which, layer, layer(some_BNC), some_BNC)
     parameters = {name: (tuple(weight.shape), weight.numel()) for name, weight in layer.named_parameters()}
     device = torch.device(experiment.device)
     call = make_call(layer.to(device), x_BNC.to(device), "forward")
-    return Contestant(call if device.type == "cpu" else lambda: call_and_wait(call), parameters)
+    return Contestant(call if device.type == "cpu" else lambda: call_and_wait(call, device), parameters)
 
 
 def torch_layer(experiment: Experiment, which: Which) -> LinformerAttention:
@@ -128,9 +129,9 @@ def build_keras(experiment: Experiment, which: Which) -> Contestant:
     if which == "Linformer":
         for weight in layer.projection.weights:  # as `randomise_` does
             weight.assign(np.random.default_rng(0).normal(0, experiment.sequence_length**-0.5, weight.shape))
-    one_1NC = x_BNC[:1]
-    output_1NC = torch.from_numpy(np.array(model.predict_on_batch(one_1NC)))
-    check(experiment, which, twin(experiment, which, layer), output_1NC, torch.from_numpy(one_1NC))
+    some_BNC = x_BNC[: checked_examples(*x_BNC.shape[:2])]
+    output_BNC = torch.from_numpy(np.array(model.predict_on_batch(some_BNC)))
+    check(experiment, which, twin(experiment, which, layer), output_BNC, torch.from_numpy(some_BNC))
     parameters = {weight.path: (tuple(weight.shape), int(np.prod(weight.shape))) for weight in layer.weights}
 
     def predict() -> object:
@@ -185,7 +186,7 @@ def alone(experiment: Experiment, which: Which) -> Solo:
 
 def measure(experiment: Experiment, console: Console) -> dict[str, Any]:
     """Everything that is shown, as plain values."""
-    facts = {"keras": keras_facts()} if experiment.backend == "keras" else {}
+    facts = {"keras": keras_facts(experiment.device)} if experiment.backend == "keras" else {}
     if experiment.backend == "torch":
         check_device(experiment.device)
     with console.status("peak memory, each in a process of its own"):
@@ -213,11 +214,18 @@ def measure(experiment: Experiment, console: Console) -> dict[str, Any]:
     }
 
 
-def keras_facts() -> str:
+def keras_facts(device: str) -> str:
     """Which Keras, on what; TensorFlow is told to be silent about itself."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import keras
-
+    try:
+        import keras
+    except ValueError as error:  # KERAS_BACKEND names something else
+        raise UserError(f"Keras does not start: {error}") from None
+    try:
+        with keras.device(device):
+            keras.ops.zeros(1)
+    except Exception as error:  # each backend has its own
+        raise UserError(f"--device is {device!r}, which Keras on {keras.backend.backend()} does not have: {error}") from None
     return f"{keras.__version__} on {keras.backend.backend()}"
 
 
@@ -236,8 +244,11 @@ def show(found: dict[str, Any], console: Console) -> None:
         median, peak = layer["seconds_median"], layer["peak_mib"]
         spread = [drawing.duration(layer[name]) for name in ("seconds_fastest", "seconds_slowest") if median]
         time = drawing.duration(median) if median else layer["status"]
-        times.add_row(which, time, " – ".join(spread), str(layer["rounds"] or ""), drawing.size(peak) if peak else "")
+        times.add_row(which, time, " – ".join(spread), str(layer["rounds"] or ""), "" if peak is None else drawing.size(peak))
     console.print(settings, parameters, times)
+    for layer in found["layers"].values():
+        if layer["note"]:
+            console.print(layer["note"], highlight=False)
     if found["ratio"]:
         console.print(f"Full attention takes {found['ratio']:.2f} times as long.", highlight=False)
     machine = found["machine"]
@@ -250,8 +261,10 @@ def main() -> None:
     experiment = Experiment(**question["experiment"])
     limit_memory()
     try:
-        # the check was a call already, with one example: libraries are loaded and threads started
+        # the check was a call already: libraries are loaded and threads started
         found = measure_call(build(experiment, question["which"]).call, experiment.device, TIME_LIMIT)
+    except WrongImplementation as error:
+        found = Solo(WRONG, note=str(error))
     except Exception as error:  # each backend of Keras has its own way to say that memory ran out
         if "memory" not in str(error).lower() and not is_out_of_memory(error):
             raise

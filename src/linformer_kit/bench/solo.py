@@ -1,4 +1,4 @@
-"""One point by itself, in a fresh process: the check, the time of a warm call, its peak memory.
+"""One point by itself, in a fresh process: the check, then one call, its time and its peak memory.
 
 `python -m linformer_kit.bench.solo JSON` prints a `Solo` of the `Point` in the JSON. What is wrong, too large or too slow shows
 here, and takes no part in the rounds.
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -37,6 +38,8 @@ def solo(point: Point, time_limit: float) -> Solo:
         return Solo(**ask(__name__, {"point": asdict(point), "time_limit": time_limit}, START_SECONDS + 3 * time_limit))
     except Ended as end:
         return Solo(end.status)
+    except RuntimeError as error:  # the process crashed
+        return Solo(FAILED, note=str(error).strip().splitlines()[-1][:200])
 
 
 def measure_here(point: Point, time_limit: float) -> Solo:
@@ -54,19 +57,24 @@ def measure_here(point: Point, time_limit: float) -> Solo:
 def measure_call(call: Callable[[], object], device: str, time_limit: float) -> Solo:
     """Time and peak memory of a call, in this process."""
     start = time.perf_counter()
-    peak_bytes = peak_memory(call) if device == "cpu" else accelerator_memory(call)
+    kind = torch.device(device)
+    peak_bytes = peak_memory(call) if kind.type == "cpu" else accelerator_memory(call, kind)
     seconds = time.perf_counter() - start
     if seconds > time_limit:
         return Solo(OVER_TIME_LIMIT, seconds, peak_bytes, f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s")
     return Solo(OK, seconds, peak_bytes)
 
 
-def accelerator_memory(call: Callable[[], object]) -> int:
-    """As `peak_memory`, of a GPU."""
-    before = torch.accelerator.memory_allocated()
-    torch.accelerator.reset_peak_memory_stats()
+def accelerator_memory(call: Callable[[], object], device: torch.device) -> int | None:
+    """As `peak_memory`, of a GPU; None for a kind of device that does not tell."""
+    backend: Any = getattr(torch, device.type, None)
+    if not hasattr(backend, "max_memory_allocated"):
+        call()
+        return None
+    before = backend.memory_allocated(device)
+    backend.reset_peak_memory_stats(device)
     call()
-    return torch.accelerator.max_memory_allocated() - before
+    return backend.max_memory_allocated(device) - before
 
 
 def main() -> None:

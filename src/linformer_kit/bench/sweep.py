@@ -146,7 +146,7 @@ def check_sizes(sweep: Sweep) -> None:
 def check_device(device: str) -> None:
     """Refuse a device that PyTorch does not have here."""
     try:
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).item()  # which meta tensors cannot do
     except (RuntimeError, AssertionError, NotImplementedError):
         found = [str(torch.accelerator.current_accelerator())] if torch.accelerator.is_available() else []
         raise UserError(f"device is {device!r}; PyTorch has here: {', '.join(['cpu', *found])}") from None

@@ -50,7 +50,7 @@ class Table:
             self._load()
 
     def _load(self) -> None:
-        with self.path.open(newline="", encoding="utf-8") as file:
+        with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
             reader = csv.DictReader(file)
             if tuple(reader.fieldnames or ()) != self.keys + self.values:
                 raise UserError(

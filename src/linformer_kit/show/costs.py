@@ -10,7 +10,7 @@ from .. import drawing
 from ..bench.measure import OK, fit_exponent
 from ..drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look, Points
 from ..errors import UserError
-from .given import Row
+from .given import Row, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,7 @@ def draw_costs(tables: Mapping[str, list[Row]]) -> "Figure":
     """Two panels per subject and step, time and memory, with the exponents of growth in their legends."""
     panels = panels_of(tables)
     if not panels:
-        raise UserError(f"no point of {', '.join(tables)} was measured: no row has the status {OK!r}")
+        raise UserError(f"no point of {', '.join(tables)} was measured: {why_nothing(tables)}")
     looks = looks_of({line for panel in panels for line in panel.lines})
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
@@ -86,6 +86,13 @@ def draw_costs(tables: Mapping[str, list[Row]]) -> "Figure":
     figure.get_layout_engine().set(h_pad=0.13)  # type: ignore[union-attr, call-arg]
     drawing.footnote(figure, textwrap.fill(facts([row for rows in tables.values() for row in rows]), 63 * columns))
     return figure
+
+
+def why_nothing(tables: Mapping[str, list[Row]]) -> str:
+    """Why there is nothing to draw."""
+    if any(OK in (row["status"], row["memory_status"]) for rows in tables.values() for row in rows):
+        return "all times and memories are 0, which is below what can be measured"
+    return f"no row has the status {OK!r}"
 
 
 def draw_panel(axes: "Axes", panel: Panel, looks: Mapping[Line, Look]) -> None:
@@ -213,15 +220,6 @@ def lines_of(rows: list[Row], status: str, cost: str, per_example: bool) -> dict
             share = number(row, "batch") if per_example else 1.0
             lines[Line(row["implementation"], projected_length)].append((number(row, "length"), value / share))
     return {line: sorted(lines[line]) for line in sorted(lines, key=place_of)}
-
-
-def number(row: Row, column: str) -> float:
-    try:
-        return float(row[column])
-    except (TypeError, ValueError):
-        raise UserError(
-            f"the table is damaged: {column} is {row[column]!r} in the row of {row['implementation']}, N={row['length']}"
-        ) from None
 
 
 # what the numbers depend on

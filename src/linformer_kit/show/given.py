@@ -29,12 +29,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Given:
-    """Each kind in the order given; tables by the name of their file."""
+    """Each kind in the order given; tables and spectra by their names."""
 
     tables: dict[str, list[Row]] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     models: list[Path] = field(default_factory=list)
-    spectra: list[Path] = field(default_factory=list)
+    spectra: dict[str, Path] = field(default_factory=dict)
 
 
 def read_given(paths: Sequence[Path]) -> Given:
@@ -49,7 +49,7 @@ def read_given(paths: Sequence[Path]) -> Given:
         elif is_model(path):
             given.models.append(path)
         elif is_spectrum(path):
-            given.spectra.append(path)
+            given.spectra[name] = path
         elif path.is_dir():
             raise UserError(
                 f"{path} is neither the folder of a run (no config.yaml) nor of a saved Linformer (no config.json that says so) "
@@ -97,12 +97,21 @@ def read_run(folder: Path, name: str) -> Run:
     check_format(folder)
     run = RunFolder(folder)
     metrics = read_metrics(run.metrics) if run.metrics.is_file() else []
-    result = read_numbers(run.result) if run.is_finished else {}
-    return Run(folder, name, stored_config(folder), metrics, result, read_numbers(run.evaluation))
+    result = read_json(run.result) if run.is_finished else {}
+    return Run(folder, name, stored_config(folder), metrics, result, read_json(run.evaluation))
 
 
-def read_numbers(path: Path) -> dict[str, Any]:
-    """A JSON file of metrics; nothing if it is not there."""
+def number(row: Row, column: str) -> float:
+    """A number of a table."""
+    try:
+        return float(row[column])
+    except ValueError:
+        where = f"{row['implementation']}, N={row['length']}"
+        raise UserError(f"the table is damaged: {column} is {row[column]!r} in the row of {where}; measure it again") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of a run holds; nothing if it is not there."""
     if not path.is_file():
         return {}
     try:
@@ -110,7 +119,7 @@ def read_numbers(path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UserError(f"{path} is damaged: it holds no JSON of metrics; remove it, and `linformer evaluate` or train again")
+        raise UserError(f"{path} is damaged: it holds no keys of JSON; train or evaluate again, or leave the run out")
     return found
 
 

@@ -2,20 +2,19 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import drawing
-from ..drawing import GREY, PALETTE
+from ..drawing import GREY, PALETTE, plain_label
 from ..errors import UserError
-from ..models.configuration_linformer import LinformerConfig
 from ..models.options_linformer import SHARINGS
-from ..training.config import DERIVED, to_tree
-from ..training.curves import curves, plain_label
-from ..training.run import FREE, RunFolder, leaves
+from ..training.curves import curves
+from ..training.run import RunFolder
 from .given import Run
+from .settings import settings_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +31,9 @@ QUALITY = {
 IN_WORDS = {"accuracy": "accuracy", "perplexity": "perplexity (lower is better)", "bleu": "BLEU"}
 WITHOUT_MATRICES = ("mean", "max", "none")
 # fields of a model that change nothing for a task
-OF_DECODERS = ("decoder_attention", "block_length", "slots", "num_decoder_layers", "use_cache")
+OF_DECODERS = ("decoder_attention", "block_length", "slots", "num_decoder_layers")
 MARKERS = ("o", "s", "^", "D", "v", "P")
+PER_LAYER = "K_per_layer"
 
 Settings = dict[str, Any]
 
@@ -99,7 +99,7 @@ def draw_quality(runs: Sequence[Run]) -> "Figure":
     lengths = sorted({length for points in series.values() for length in points if length is not None})
     drawing.over_length(axes, "", lengths)
     axes.set(xlabel="slots per block" if task_of(runs) == "causal-lm" else "projected length K", ylabel=words)
-    name_series(figure, axes, series)
+    name_series(figure, axes)
     tell_seeds(figure, series)
     return figure
 
@@ -141,7 +141,7 @@ def draw_sharing(runs: Sequence[Run]) -> "Figure":
     drawing.calm(axes)
     axes.grid(False, axis="x")
     axes.margins(y=0.1)
-    name_series(figure, axes, series)
+    name_series(figure, axes)
     tell_seeds(figure, series)
     return figure
 
@@ -162,9 +162,10 @@ def draw_bars(axes: "Axes", name: str, bars: list[tuple[float, Seeds]], width: f
         axes.annotate(shown, (place, max(seeds.values)), (0, 5), textcoords="offset points", ha="center", fontsize=9)
 
 
-def name_series(figure: "Figure", axes: "Axes", names: Collection[str]) -> None:
-    """A legend above the panel, which lines or bars fill, in as many columns as there is room for."""
-    drawing.shared_legend(figure, axes, columns=max(1, min(len(names), 65 // (max(map(len, names)) + 6))))
+def name_series(figure: "Figure", axes: "Axes") -> None:
+    """A legend above the panel, which lines or bars fill."""
+    handles, labels = axes.get_legend_handles_labels()
+    drawing.growing_legend(figure, dict(zip(labels, handles, strict=True)), fontsize=11)
 
 
 def tell_seeds(figure: "Figure", series: Mapping[str, Mapping[Any, Seeds]]) -> None:
@@ -215,12 +216,13 @@ def in_series(runs: Sequence[Run], values: Sequence[float], take: Any) -> dict[s
     """
     found: dict[tuple, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run, value in zip(runs, values, strict=True):
-        settings = settings_of(run)
+        settings = comparable_settings(run)
         place = take(settings)
         found[tuple((key, repr(each)) for key, each in settings.items())][place].append(value)
     all_settings = [dict(key) for key in found]
-    # what has no effect on some of them does not tell the others apart
-    keys = [key for key in all_settings[0] if len({settings[key] for settings in all_settings} - {"None"}) > 1]
+    # what has no effect on some of them does not tell the others apart; but lists of K are apart from one K for all layers
+    without = {key: {"None"} if key != PER_LAYER else set() for key in all_settings[0]}
+    keys = [key for key in all_settings[0] if len({settings[key] for settings in all_settings} - without[key]) > 1]
     series: dict[str, dict[Any, Seeds]] = {}
     for settings, points in zip(all_settings, found.values(), strict=True):
         name = series_name(settings, keys)
@@ -241,28 +243,30 @@ def series_name(settings: dict[str, str], varying: Sequence[str]) -> str:
     return plain_label(", ".join(words))
 
 
-def settings_of(run: Run) -> Settings:
-    """What may make a run's quality another one: its configuration without seed and folder, and what its model was built from.
+def comparable_settings(run: Run) -> Settings:
+    """What may make a run's quality another one: all settings but the seed.
 
     `K`, `projection` and `sharing` are always there; what has no effect is None.
     """
-    tree = to_tree(run.config)
-    # the saved model knows its fields better: defaults are filled in, and `from` is followed
-    tree["model"] = {"from": run.config.model.get("from")}
-    settings: Settings = {key: value for key, value in leaves(tree) if key not in FREE and key != "seed"}
-    model = LinformerConfig.from_pretrained(RunFolder(run.folder).model)
-    fields = {name: getattr(model, name) for name in LinformerConfig.__annotations__ if name not in DERIVED}
+    if not (saved := RunFolder(run.folder).model / "config.json").is_file():
+        raise UserError(f"{saved} is missing, so what {run.name} was is not known; copy the whole run, or leave it out")
+    settings = settings_of(run)
+    of_model = [key for key in settings if key.startswith("model.") and key not in ("model.from", "model.attention")]
+    fields = {key.removeprefix("model."): settings.pop(key) for key in of_model}
+    del settings["seed"], settings["model.attention"]  # which the projection says, too
     length = fields.pop("projected_length")
     slots = statistics.fmean(length) if isinstance(length, list) else length
     if run.config.task == "causal-lm":  # blocks are shortened instead of the whole
-        slots = fields.pop("slots")
+        length = slots = fields.pop("slots")
         if fields.pop("decoder_attention") == "full":
             fields["projection"] = "none"
     elif run.config.task in ("classification", "masked-lm"):
         fields = {name: value for name, value in fields.items() if name not in OF_DECODERS}
     if fields["projection"] == "none":
-        slots = None
+        length = slots = None
         fields |= {name: None for name in ("rescale", "slots", "block_length", "decoder_attention") if name in fields}
     if fields["projection"] in WITHOUT_MATRICES:
         fields["sharing"] = None
+    # lists of the same mean are not the same
+    fields[PER_LAYER] = length if isinstance(length, list) and len(set(length)) > 1 else None
     return {"projection": fields.pop("projection"), "sharing": fields.pop("sharing"), "K": slots, **settings, **fields}

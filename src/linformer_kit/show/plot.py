@@ -1,6 +1,5 @@
 """`linformer plot`: which pictures come of what was given, and where they go."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..drawing import save
 from ..errors import UserError
 from .given import Given, read_given
+from .output import check_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,11 +23,13 @@ OF_ONE_MODEL = ("heads", "slots")
 def plot(given: list[Path], what: str | None, text: str | None, output: Path) -> list[Path]:
     """Draw, and write PNG and SVG into the folder `output`, or the one picture into the file of that name; what was written."""
     is_file = output.suffix.lower() in SUFFIXES and not output.is_dir()
-    check_output(output, is_file)
+    if output.suffix.lower() in OTHER_SUFFIXES:
+        raise UserError(f"--output is {output}; a picture is a .png or .svg, and any other name is a folder")
+    folder = output.parent if is_file else output
+    check_output(output, folder)
     pictures = figures(given, what, text)
     if is_file and len(pictures) > 1:
         raise UserError(f"{output} is one file, but {len(pictures)} pictures come of this: {', '.join(pictures)}; give a folder")
-    folder = output.parent if is_file else output
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, figure in pictures.items():
@@ -37,31 +39,17 @@ def plot(given: list[Path], what: str | None, text: str | None, output: Path) ->
     return written
 
 
-def check_output(output: Path, is_file: bool) -> None:
-    """Refuse what could not be written, before there is any work to lose."""
-    if output.suffix.lower() in OTHER_SUFFIXES:
-        raise UserError(f"--output is {output}; a picture is a .png or .svg, and any other name is a folder")
-    folder = output.parent if is_file else output
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise UserError(f"--output is {output}, but {existing} is a file; give another folder")
-    try:
-        tempfile.TemporaryFile(dir=existing).close()
-    except OSError as error:
-        raise UserError(f"--output is {output}, but {existing} cannot be written ({error.strerror}); give another folder") from None
-
-
 def figures(given: Sequence[Path], what: str | None = None, text: str | None = None) -> "dict[str, Figure]":
     """The pictures by short names. Without `what`: costs of tables, learning of runs."""
     if text is not None and what not in OF_ONE_MODEL:
         raise UserError("--text is for --what heads, and for --what slots of a dynamic projection; add one, or leave the text out")
     read = read_given(given)
     kinds = [what] if what else ["costs"] * bool(read.tables) + ["learning"] * bool(read.runs)
-    if not kinds and not read.spectra:
-        raise UserError(f"{read.models[0]} is a saved model; say what to draw of it: --what heads or --what slots")
     if what:
         check_kinds(read, what)
-    return {**{kind: figure_of(kind, read, text) for kind in kinds}, **draw_spectra(read.spectra)}
+    elif read.models:
+        raise UserError(f"{read.models[0]} is a saved model; give it alone, and what to draw of it: --what heads or --what slots")
+    return {**{kind: figure_of(kind, read, text) for kind in kinds}, **draw_spectra(list(read.spectra.values()))}
 
 
 def draw_spectra(folders: list[Path]) -> "dict[str, Figure]":
@@ -78,7 +66,7 @@ def draw_spectra(folders: list[Path]) -> "dict[str, Figure]":
 def check_kinds(given: Given, what: str) -> None:
     """Refuse what does not go into the picture, instead of leaving it out."""
     if given.spectra:
-        raise UserError(f"{given.spectra[0]} holds a spectrum, which has pictures of its own; leave --what out")
+        raise UserError(f"{next(iter(given.spectra))} holds a spectrum, which has pictures of its own; leave --what out")
     if what in OF_TABLES and (others := [*(run.folder for run in given.runs), *given.models]):
         raise UserError(f"{what} comes from tables of `linformer compare`, but {others[0]} is a folder; remove it, or --what")
     if what not in OF_TABLES and given.tables:

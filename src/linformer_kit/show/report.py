@@ -1,11 +1,8 @@
 """One page about runs and measurements that needs nothing else: tables, pictures and styles all lie within it."""
 
 import base64
-import io
 import json
 import math
-import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__, drawing
 from ..errors import UserError
 from ..files import write_atomically
-from .given import Given, Row, Run, read_given
+from .given import Given, Row, Run, number, read_given, read_json
+from .output import check_output
 
 if TYPE_CHECKING:  # runs and tables each need packages that the other does without
     from matplotlib.figure import Figure
@@ -36,18 +34,22 @@ WITH_DECODER = ("causal-lm", "translation", "denoising")
 
 
 def report(given: list[Path], output: Path) -> None:
-    """Write the page about folders of runs and tables of `linformer compare`."""
-    check_writable(output)
+    """Write the page about folders of runs, tables of `linformer compare` and folders of spectra."""
+    if output.is_dir():
+        raise UserError(f"--output is {output}, a folder; give the name of a file in it, such as {output / 'report.html'}")
+    check_output(output, output.parent)
     found = read_given(given)
-    if found.models or not (found.runs or found.tables):
-        what = f"{found.models[0]} is a saved model alone" if found.models else "nothing was given"
-        raise UserError(f"{what}; give folders of runs, or tables of `linformer compare`")
-    page = page_about(found, given)
+    if found.models:
+        names = ", ".join(map(str, found.models))
+        one = "is a saved model" if len(found.models) == 1 else "are saved models"
+        raise UserError(f"{names} {one} alone, without a run; give folders of runs or spectra, or tables of `linformer compare`")
+    page = page_about(found)
+    output.parent.mkdir(parents=True, exist_ok=True)
     # the name of a file may hold what is no text
     write_atomically(output, lambda part: part.write_text(page, encoding="utf-8", errors="replace"))
 
 
-def page_about(found: Given, given: list[Path]) -> str:
+def page_about(found: Given) -> str:
     """The whole page as text."""
     import jinja2
 
@@ -61,8 +63,9 @@ def page_about(found: Given, given: list[Path]) -> str:
         runs=[what_was_run(runs), what_came_of_it(runs)] if runs else [],
         remarks=signatures(runs),
         differences=differences(runs) if len(runs) > 1 else None,
-        pictures=pictures(given, runs),
+        pictures=pictures(found),
         measured=[(name, sizes_in_words(rows), measurements(name, rows)) for name, rows in found.tables.items()],
+        spectra=[spectrum_of(name, folder) for name, folder in found.spectra.items()],
         readings=[reading(run) for run in runs],
         environments=[
             *([environments_of_runs(runs)] if runs else []),
@@ -71,28 +74,14 @@ def page_about(found: Given, given: list[Path]) -> str:
     )
 
 
-def check_writable(output: Path) -> None:
-    """Refuse an output before the long work rather than after it."""
-    if output.is_dir():
-        raise UserError(f"--output is {output}, a folder; give the name of a file in it, such as {output / 'report.html'}")
-    if not output.parent.is_dir():
-        raise UserError(f"--output is {output}, but there is no folder {output.parent}; create it, or give another place")
-    try:
-        with tempfile.TemporaryFile(dir=output.parent):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"--output is {output}, but {output.parent} cannot be written ({error.strerror}); give another place"
-        ) from None
-
-
 def title_of(found: Given) -> str:
-    runs, tables = len(found.runs), len(found.tables)
+    runs, tables, spectra = len(found.runs), len(found.tables), len(found.spectra)
     parts = [
         *([f"{runs} run{'s' * (runs > 1)}"] if runs else []),
         *([f"{tables} table{'s' * (tables > 1)} of measurements"] if tables else []),
+        *([f"{spectra} {'spectra' if spectra > 1 else 'spectrum'}"] if spectra else []),
     ]
-    return " and ".join(parts)
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 # tables
@@ -186,18 +175,6 @@ def state_of(run: Run) -> Cell:
     return Cell("finished") if is_finished(run) else Cell("not finished", bad=True)
 
 
-def model_of(run: Run) -> dict[str, Any]:
-    """What the model is made of: as it was saved, else as the configuration says, defaults included."""
-    from ..models.configuration_linformer import LinformerConfig
-    from ..training.config import model_settings
-
-    if saved := read_json(run.folder / "model" / "config.json"):
-        return saved
-    if "from" in run.config.model:  # which may be gone, and then nobody knows
-        return dict.fromkeys(LinformerConfig.__annotations__) | read_json(Path(run.config.model["from"]) / "config.json")
-    return LinformerConfig(**model_settings(run.config.model)).to_dict()
-
-
 def last_evaluation(run: Run) -> dict[str, Any]:
     """The metrics of the best checkpoint; of a run that is not finished, those of its last evaluation so far."""
     if is_finished(run):
@@ -206,22 +183,14 @@ def last_evaluation(run: Run) -> dict[str, Any]:
     return {name: value for name, value in lines[-1].items() if name != "epoch"} if lines else {}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What a file of a run holds; nothing, if it is not there."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError):
-        raise UserError(f"{path} is damaged: it holds no keys of JSON; train again, or leave the run out") from None
-
-
 def what_was_run(runs: Sequence[Run]) -> Table:
     return table_of("What was run", ({"run": Cell(run.name), "state": state_of(run), **description(run)} for run in runs))
 
 
 def description(run: Run) -> dict[str, Cell]:
     """Task, sizes, attention, data, length of the training."""
+    from .settings import model_of
+
     model, task, training, data = model_of(run), run.config.task, run.config.training, run.config.data
     attention = attention_of(model, task)
     in_blocks = task in WITH_DECODER and attention == "linformer" and model["slots"] is not None
@@ -275,7 +244,11 @@ def metrics_of(run: Run) -> dict[str, Cell]:
     return {
         "at step": cell(validation.get("step")),
         **{in_words(name): cell(value) for name, value in validation.items() if is_number(value) and name != "step"},
-        **{f"{on} {in_words(name)}": cell(value) for name, value in evaluation.items() if is_number(value) and name != "rows"},
+        **{
+            f"evaluated on {on}: {in_words(name)}": cell(value)
+            for name, value in evaluation.items()
+            if is_number(value) and name != "rows"
+        },
     }
 
 
@@ -301,25 +274,13 @@ def signatures(runs: Sequence[Run]) -> list[str]:
 
 def differences(runs: Sequence[Run]) -> Table:
     """The settings in which the runs differ, one column for each, defaults filled in."""
+    from .settings import settings_of
+
     settings = [settings_of(run) for run in runs]
     keys = dict.fromkeys(key for each in settings for key in each)
     different = [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
     rows = [[Cell(run.name), *(cell(each.get(key)) for key in different)] for run, each in zip(runs, settings, strict=True)]
     return Table("Settings that differ", ["run", *different], rows)
-
-
-def settings_of(run: Run) -> dict[str, Any]:
-    """Every setting that the result depends on; of the model, also those that were left at their defaults."""
-    from ..models.configuration_linformer import LinformerConfig
-    from ..training.config import DERIVED, to_tree
-    from ..training.run import FREE, leaves
-
-    tree, model = to_tree(run.config), model_of(run)
-    given = {name: value for name, value in run.config.model.items() if name in ("from", "attention")}
-    # a saved model says of its cache what suits whoever loads it
-    own = {name: model.get(name) for name in LinformerConfig.__annotations__ if name not in DERIVED and name != "use_cache"}
-    tree["model"] = {"attention": "linformer", **given, **own}
-    return {key: value for key, value in leaves(tree) if key not in FREE}
 
 
 # pictures
@@ -334,40 +295,41 @@ class Picture:
     url: str = ""
 
 
-def pictures(given: list[Path], runs: Sequence[Run]) -> list[Picture]:
+def pictures(given: Given) -> list[Picture]:
     """Costs of all tables, and for each task what can be drawn of its runs: metrics of different tasks are not comparable."""
-    tables = [path for path in given if path.is_file()]
-    found = drawn(tables, "costs", "") if tables else []
-    tasks = list(dict.fromkeys(run.config.task for run in runs))
+    found = [drawn("costs", Given(tables=given.tables), "")] if given.tables else []
+    tasks = list(dict.fromkeys(run.config.task for run in given.runs))
     for task in tasks:
-        alike = [run for run in runs if run.config.task == task]
         of = f" of {task}" if len(tasks) > 1 else ""
-        if begun := [run for run in alike if run.metrics]:
-            found += drawn([run.folder for run in begun], "learning", of)
-        finished = {run.folder: model_of(run) for run in alike if is_finished(run)}
-        for what, setting in (("quality", "projected_length"), ("sharing", "sharing")):
-            if len({str(model[setting]) for model in finished.values()}) > 1:
-                found += drawn(list(finished), what, of)
+        found += pictures_of_task(task, [run for run in given.runs if run.config.task == task], of)
     return found
 
 
-def drawn(paths: list[Path], what: str, of: str) -> list[Picture]:
-    from .plot import figures
+def pictures_of_task(task: str, runs: list[Run], of: str) -> list[Picture]:
+    """The curves of runs of one task, and quality and sharings if the finished ones differ in these."""
+    from .settings import model_of
+
+    begun, finished = [run for run in runs if run.metrics], [run for run in runs if is_finished(run)]
+    found = [drawn("learning", Given(runs=begun), of)] if begun else []
+    models = [model_of(run) for run in finished]
+    for what, setting in (("quality", "slots" if task == "causal-lm" else "projected_length"), ("sharing", "sharing")):
+        if len({str(model[setting]) for model in models}) > 1:
+            found.append(drawn(what, Given(runs=finished), of))
+    return found
+
+
+def drawn(what: str, given: Given, of: str) -> Picture:
+    from .plot import figure_of
 
     try:
-        return [Picture(name + of, alternative(figure), data_url(figure)) for name, figure in figures(paths, what).items()]
+        return picture(what + of, figure_of(what, given, None))
     except UserError as error:
-        return [Picture(what + of, f"Not drawn: {error}.")]
-    except UserWarning:  # matplotlib would leave the lines no room beside so many words
-        return [Picture(what + of, "Not drawn: the runs differ in too many settings for one picture.")]
+        return Picture(what + of, f"Not drawn: {error}.")
 
 
-def data_url(figure: "Figure") -> str:
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "constrained_layout not applied", UserWarning)
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+def picture(name: str, figure: "Figure") -> Picture:
+    url = f"data:image/svg+xml;base64,{base64.b64encode(drawing.as_svg(figure)).decode()}"
+    return Picture(name, alternative(figure), url)
 
 
 def alternative(figure: "Figure") -> str:
@@ -379,7 +341,30 @@ def alternative(figure: "Figure") -> str:
             panels.append(panel)
     labels = dict.fromkeys(label for axes in figure.axes for label in axes.get_legend_handles_labels()[1])
     lines = f". Lines: {', '.join(labels)}" if labels else ""
-    return f"Panels: {'; '.join(panels)}{lines}. The tables hold the numbers."
+    return f"Panels: {'; '.join(panels)}{lines}. The tables hold the numbers.".replace(r"\$", "$")
+
+
+# spectra
+
+
+@dataclass(frozen=True)
+class SpectrumOfModel:
+    """What `linformer spectrum` has written of a model."""
+
+    name: str
+    said: str
+    pictures: list[Picture]
+    table: Table
+
+
+def spectrum_of(name: str, folder: Path) -> SpectrumOfModel:
+    from .spectrum_pictures import draw_spectrum, read_layers
+
+    layers, said = read_layers(folder)
+    figures = [picture(what, figure) for what, figure in draw_spectrum(folder).items()]
+    rows = [{in_words(column): cell(number_or_text(value)) for column, value in layer.mean.items()} for layer in layers]
+    note = "k90, k95, k99: how many of the largest singular values hold 90, 95 and 99 % of their sum, on average over heads."
+    return SpectrumOfModel(name, said, figures, table_of(name, rows, note))
 
 
 # measurements
@@ -392,10 +377,10 @@ def sizes_in_words(rows: list[Row]) -> str:
 
 
 def measurements(name: str, rows: list[Row]) -> Table:
-    """Every point, with its time and memory also as shares of those of full attention."""
+    """Every point, with how many times its time and memory full attention takes."""
     full = {point(row): row for row in rows if row["implementation"] == FULL_ATTENTION}
     varying = [size for size in SIZES if len({row[size] for row in rows}) > 1]
-    note = f"÷ full: the share of what {FULL_ATTENTION} takes for the same subject, step, length and batch."
+    note = f"full ÷ this: how many times as much {FULL_ATTENTION} takes for the same subject, step, length, batch and sizes."
     return table_of(name, (numbers_of(row, full.get(point(row)), varying) for row in rows), note)
 
 
@@ -419,8 +404,8 @@ def machines(name: str, rows: list[Row]) -> Table:
 
 
 def point(row: Row) -> tuple[str, ...]:
-    """What full attention is compared at; K, which it does not have, is none of it."""
-    return tuple(row[key] for key in ("subject", "step", "length", "batch"))
+    """What full attention is compared at; K and sharing, which it does not have, are none of it."""
+    return tuple(row[key] for key in ("subject", "step", "length", "batch", *SIZES) if key != "sharing")
 
 
 def numbers_of(row: Row, full: Row | None, varying: list[str]) -> dict[str, Cell]:
@@ -434,45 +419,41 @@ def numbers_of(row: Row, full: Row | None, varying: list[str]) -> dict[str, Cell
         "batch": cell(number_or_text(row["batch"])),
         **{in_words(fact): cell(number_or_text(row[fact])) for fact in varying},
         "status": Cell(row["status"] or "–", missing=not row["status"], bad=not is_ok),
-        "time": cell(number(row, "seconds_median"), drawing.duration),
-        "÷ full (time)": cell(share(row, full, "seconds_median"), as_share),
-        "fastest": cell(number(row, "seconds_fastest"), drawing.duration),
-        "slowest": cell(number(row, "seconds_slowest"), drawing.duration),
+        "time": cell(measured(row, "seconds_median"), drawing.duration),
+        "full ÷ this (time)": cell(ratio(full, row, "seconds_median"), as_ratio),
+        "fastest": cell(measured(row, "seconds_fastest"), drawing.duration),
+        "slowest": cell(measured(row, "seconds_slowest"), drawing.duration),
         "rounds": cell(number_or_text(row["rounds"])),
         "peak memory": peak_memory(row),
-        "÷ full (memory)": cell(share(row, full, "peak_mib"), as_share),
+        "full ÷ this (memory)": cell(ratio(full, row, "peak_mib"), as_ratio),
         "note": cell(row["note"]),
     }
 
 
 def peak_memory(row: Row) -> Cell:
     """The number, or why there is none."""
-    peak = number(row, "peak_mib")
+    peak = measured(row, "peak_mib")
     if peak is None and row["memory_status"] not in ("", "ok"):
         return Cell(row["memory_status"], missing=True, bad=True)
     return cell(peak, drawing.size)
 
 
-def share(row: Row, full: Row | None, column: str) -> float | None:
-    """A cost as a share of full attention's; None where one of the two was not measured."""
-    own, of_full = number(row, column), number(full, column) if full else None
-    return own / of_full if own is not None and of_full else None
+def measured(row: Row, column: str) -> float | None:
+    return number(row, column) if row[column] else None
 
 
-def as_share(value: float) -> str:
+def ratio(full: Row | None, row: Row, column: str) -> float | None:
+    """The cost of full attention as a multiple of this one; None where one of the two was not measured."""
+    own, of_full = measured(row, column), measured(full, column) if full else None
+    return of_full / own if own and of_full is not None else None
+
+
+def as_ratio(value: float) -> str:
     """
-    >>> as_share(0.0123), as_share(1), as_share(31.4)
+    >>> as_ratio(0.0123), as_ratio(1), as_ratio(31.4)
     ('0.012×', '1.00×', '31.4×')
     """
     return f"{value:.2g}×" if value < 0.1 else f"{value:.2f}×" if value < 10 else f"{value:,.1f}×"
-
-
-def number(row: Row, column: str) -> float | None:
-    try:
-        return float(row[column]) if row[column] else None
-    except ValueError:
-        where = f"{row['implementation']}, N={row['length']}"
-        raise UserError(f"the table is damaged: {column} is {row[column]!r} in the row of {where}; measure it again") from None
 
 
 def number_or_text(text: str) -> int | float | str:

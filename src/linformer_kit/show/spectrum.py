@@ -1,6 +1,5 @@
 """`linformer spectrum`: of how low a rank the attention of a model is, as in Figure 1 of the paper, and which K that suggests."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,11 @@ from ..bench.table import as_text, write_rows
 from ..drawing import save
 from ..errors import UserError
 from ..files import write_atomically
-from .spectrum_inputs import Encoder, attention_on, cut_pieces, load_encoder, read_texts
+from .output import check_output
+from .spectrum_inputs import Encoder, attention_on, cut_pieces, load_encoder
 from .spectrum_math import KEPT, Curves, curves_of, is_causal, needed, points_to_show, quarter, suggested
-from .spectrum_pictures import CURVES, LAYERS, RANKS, draw_spectrum
+from .spectrum_pictures import CURVES, LAYERS, RANKS, draw_spectrum, what_was_measured
+from .texts import read_text
 
 PICTURES = (".png", ".svg")
 
@@ -32,36 +33,27 @@ class Spectrum:
 
     @property
     def source(self) -> str:
-        return f"{self.name}, {self.pieces} {'piece' if self.pieces == 1 else 'pieces'} of {self.length:,} tokens"
+        return what_was_measured(self.name, self.pieces, self.length)
 
 
 def spectrum(model: str, texts: list[Path], length: int, pieces: int, error: float, output: Path, console: Console) -> None:
     """Measure, write tables, pictures and the suggestion to `output`, and tell it."""
     if not 0 < error < 1:
         raise UserError(f"--error is {error}; it must be larger than 0 and less than 1, such as 0.05")
-    make_output(output)
-    read = read_texts(texts)
+    check_output(output, output)
+    read = [read_text(path) for path in texts]
     encoder = load_encoder(model)
     cut = cut_pieces(encoder, read, length, pieces)
     if (len(cut), len(cut[0])) != (pieces, length):
         say(console, f"The text is short: {len(cut)} × {len(cut[0])} tokens are measured instead of {pieces} × {length}.")
     found = measure(encoder, cut, console)
+    output.mkdir(parents=True, exist_ok=True)
     write_tables(found, error, output)
     write_suggestion(found, error, output / "projected_length.yaml")
     for name, figure in draw_spectrum(output).items():
         for suffix in PICTURES:
             save(figure, output / f"{name}{suffix}")
     tell(found, error, output, console)
-
-
-def make_output(folder: Path) -> None:
-    """Create the folder, or say why that cannot be, before anything is computed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(None, "Permission denied")
-    except OSError as error:
-        raise UserError(f"--output is {folder}, a folder that cannot be written ({error.strerror}); give another one") from None
 
 
 # measuring

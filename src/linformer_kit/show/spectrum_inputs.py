@@ -1,5 +1,6 @@
 """What a spectrum is made of: texts, a model and its tokenizer, pieces of the texts, and the attention weights on each."""
 
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,30 +22,6 @@ class Encoder(NamedTuple):
     tokenizer: Any
 
 
-# texts
-
-
-def read_texts(paths: list[Path]) -> list[str]:
-    """The texts of files, none of them empty."""
-    return [read_text(path) for path in paths]
-
-
-def read_text(path: Path) -> str:
-    if path.is_dir():
-        raise UserError(f"--text is {path}, a folder; give its files, each with --text")
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"--text is {path}, which cannot be read ({error.strerror}); give a file with text in UTF-8") from None
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise UserError(f"--text is {path}, which is no text in UTF-8; give a text file, unpacked and without layout")
-    if not text.strip():
-        raise UserError(f"--text is {path}, which is empty; give a file with text")
-    return text
-
-
 # model and tokenizer
 
 
@@ -52,6 +29,7 @@ def load_encoder(source: str) -> Encoder:
     """The model in a folder, of a run, or of that name on the hub; of an encoder-decoder its encoder."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # which tells of every attempt to reach the hub
     folder = open_run(Path(source))[0].model if Path(source, CONFIG_NAME).is_file() else source
     safely: dict[str, Any] = {"trust_remote_code": False}  # and no question about it
     try:
@@ -68,7 +46,23 @@ def load_encoder(source: str) -> Encoder:
         ) from None
     encoder = (model.get_encoder() if config.is_encoder_decoder else model).eval()
     check_weights(source, model, encoder, found)
-    return Encoder("/".join(Path(source).parts[-2:]), encoder, tokenizer)
+    check_blocks(source, encoder.config)
+    return Encoder(name_of(source), encoder, tokenizer)
+
+
+def name_of(source: str) -> str:
+    """The end of the path of a folder, which says enough, and not whose machine it is; else the name on the hub."""
+    folder = Path(source)
+    return "/".join(folder.resolve().parts[1:][-2:]) if folder.is_dir() else source
+
+
+def check_blocks(source: str, config: Any) -> None:
+    """Refuse a causal Linformer: on a text that is shorter than a block, its weights would look like those of full attention."""
+    if config.model_type == "linformer" and config.is_decoder and config.decoder_attention != "full":
+        raise UserError(
+            f"MODEL is {source!r}, a causal Linformer, whose tokens attend to shortened blocks of {config.block_length} tokens; "
+            "choose a model in which every token has a weight for every other"
+        )
 
 
 def check_weights(source: str, model: nn.Module, encoder: nn.Module, found: dict[str, Any]) -> None:
@@ -112,7 +106,8 @@ def cut_pieces(encoder: Encoder, texts: list[str], length: int, pieces: int) -> 
 
 def plain_tokens(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text: all of them, whatever truncation and padding are stored with the tokenizer."""
-    return tokenizer(text, add_special_tokens=False, truncation=False, padding=False, verbose=False)["input_ids"]
+    plainly = {"add_special_tokens": False, "truncation": False, "padding": False, "verbose": False}
+    return tokenizer(text, split_special_tokens=True, **plainly)["input_ids"]  # "</s>" in a text is a part of the text
 
 
 def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -161,7 +156,7 @@ def attention_on(encoder: Encoder, piece: list[int]) -> list[Tensor]:
 def check_shape(encoder: Encoder, number: int, shape: tuple[int, ...], length: int) -> None:
     """Refuse weights over windows, blocks or shortened texts, which look like a matrix but are not the matrix P."""
     config = encoder.model.config
-    is_projected = config.model_type == "linformer" and not config.is_decoder
+    is_projected = config.model_type == "linformer"
     if len(shape) != 4 or shape[2] != length or (shape[3] != length and not is_projected):
         raise UserError(
             f"{encoder.name}, a {type(encoder.model).__name__}, gives attention weights of the shape {shape} in layer {number}, "

@@ -1,5 +1,6 @@
 """Pictures of a spectrum: the curves of the layers, what a quarter keeps in every head, and the K of every layer."""
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..bench.table import Row, read_rows
 from ..drawing import GREY, PALETTE, calm, footnote, legend, new_figure
+from ..errors import UserError
 from .spectrum_math import KEPT, Curves, quarter
 
 # the tables of a spectrum, in its folder
@@ -51,16 +53,37 @@ def draw_spectrum(folder: Path) -> dict[str, Figure]:
 
 def read_layers(folder: Path) -> tuple[list[Layer], str]:
     """Its tables, and what was measured, in words."""
-    curves, ranks, layers = (read_rows(folder / name) for name in (CURVES, RANKS, LAYERS))
-    found = []
-    for mean in layers:
-        points = [row for row in curves if row["layer"] == mean["layer"]]
-        ks = sorted({int(row["k"]) for row in points})
-        shares = np.array([float(row["share"]) for row in points]).reshape(-1, len(ks))
-        found.append(Layer(ks, shares, [row for row in ranks if row["layer"] == mean["layer"]], mean))
-    pieces = int(ranks[0]["pieces"])
-    words = f"{ranks[0]['model']}, {pieces} {'piece' if pieces == 1 else 'pieces'} of {int(ranks[0]['length']):,} tokens"
+    try:
+        curves, ranks, layers = (read_rows(folder / name) for name in (CURVES, RANKS, LAYERS))
+        words = what_was_measured(ranks[0]["model"], int(ranks[0]["pieces"]), int(ranks[0]["length"]))
+        found = [read_layer(mean, curves, ranks) for mean in layers]
+    except (csv.Error, LookupError, TypeError, ValueError) as error:  # columns, rows or numbers that are not there
+        raise UserError(f"{folder} holds a damaged spectrum ({error}); run `linformer spectrum` again") from None
+    if not found:
+        raise UserError(f"{folder} holds a damaged spectrum ({LAYERS} has no rows); run `linformer spectrum` again")
     return found, words
+
+
+def read_layer(mean: Row, curves: Sequence[Row], ranks: Sequence[Row]) -> Layer:
+    """What the tables hold of a layer; raises whatever comes of what is not there."""
+    points = [row for row in curves if row["layer"] == mean["layer"]]
+    ks = sorted({int(row["k"]) for row in points})
+    shares = np.array([float(row["share"]) for row in points]).reshape(-1, len(ks))
+    layer = Layer(ks, shares, [row for row in ranks if row["layer"] == mean["layer"]], mean)
+    if len(layer.heads) != len(shares) or layer.quarter not in ks or not np.isfinite(shares).all():
+        raise ValueError(f"layer {mean['layer']} is not whole")
+    for row in (mean, *layer.heads):  # which are drawn as they are
+        for name in ("layer", *KEPT):
+            int(row[name])
+    return layer
+
+
+def what_was_measured(model: str, pieces: int, length: int) -> str:
+    """
+    >>> what_was_measured("bert", 1, 4096)
+    'bert, 1 piece of 4,096 tokens'
+    """
+    return f"{model}, {pieces} {'piece' if pieces == 1 else 'pieces'} of {length:,} tokens"
 
 
 def draw_curves(figure: Any, axes: Any, layers: Sequence[Layer]) -> None:

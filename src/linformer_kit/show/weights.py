@@ -18,6 +18,7 @@ from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerModel
 from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from ..models.projection_linformer import DynamicProjection, LinearProjection, MeanProjection, Projection
+from .texts import read_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +37,8 @@ TALLEST_SLOTS = 24.0
 MOST_SLOTS = 32
 MOST_HEADS = 3  # of matrices for each head
 FONT = "DejaVu Sans"  # which comes with matplotlib
+SUFFIX = re.compile(r"\.[A-Za-z]\w{0,4}")
+BEGINNING = 60  # characters of the text in a footnote
 
 
 @dataclass(frozen=True)
@@ -84,21 +87,18 @@ def load(folder: Path, config: "RunConfig | None") -> Loaded:
 # a text
 
 
-def read_text(given: str | None, why: str) -> str:
+def text_of(given: str | None, why: str) -> str:
     """A text, or that of a file."""
     from ..training.predict import is_there
 
     if given is None:
         raise UserError(f"{why}; give --text, a text or a file with one")
     path = Path(given)
-    if not is_there(path.is_file):
-        if path.suffix == ".txt" and not re.search(r"\s", given):  # hardly a text
-            raise UserError(f"--text is {given!r}: there is no such file")
-        return given
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"--text is {given!r}, which is not a text file in UTF-8; convert it with iconv") from None
+    if given.strip() and is_there(path.exists):
+        return read_text(path)
+    if not re.search(r"\s", given) and ("/" in given or SUFFIX.fullmatch(path.suffix)):  # hardly a text
+        raise UserError(f"--text is {given!r}: there is no such file; a text of one word has neither / nor an ending like .md")
+    return given
 
 
 def tokenized(model: Loaded, text: str) -> Tokens:
@@ -132,22 +132,27 @@ def tokenized(model: Loaded, text: str) -> Tokens:
 
 def labels_of(tokenizer: Any, ids: list[int]) -> list[str]:
     """Each token in characters that can be seen; a byte that is only a part of one as a number."""
-    from matplotlib.font_manager import findfont, get_font
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     bytes_of = {character: byte for byte, character in bytes_to_unicode().items()}
-    drawable = get_font(findfont(FONT)).get_charmap()
 
     def label(token: int) -> str:
         text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
         if "\ufffd" in text:
             raw = tokenizer.convert_ids_to_tokens(token)
             text = "".join(f"\\x{bytes_of[character]:02x}" for character in raw if character in bytes_of) or text
-        text = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
-        text = "".join(character if character.isprintable() and ord(character) in drawable else "□" for character in text)
+        text = drawable(text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥"))
         return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
 
     return [label(token) for token in ids]
+
+
+def drawable(text: str) -> str:
+    """A text with boxes for what the font does not have."""
+    from matplotlib.font_manager import findfont, get_font
+
+    has = get_font(findfont(FONT)).get_charmap()
+    return "".join(character if character.isprintable() and ord(character) in has else "□" for character in text)
 
 
 # heads
@@ -157,7 +162,8 @@ def draw_heads(model: Loaded, text: str | None) -> "Figure":
     """Attention weights on a text: a grid of layers × heads, of heat maps with a row for each token and a column for each slot."""
     from matplotlib.colors import PowerNorm
 
-    tokens = tokenized(model, read_text(text, "heads show attention on a text"))
+    text = text_of(text, "heads show attention on a text")
+    tokens = tokenized(model, text)
     layers = attention_weights(model.stack, tokens)
     count, heads = len(layers), layers[0].shape[0]
     width = max(5.0, min(9.5, 1.6 + 2.2 * heads))
@@ -180,8 +186,14 @@ def draw_heads(model: Loaded, text: str | None) -> "Figure":
             label_rows(axes, tokens.labels, height)
     bar = figure.colorbar(image, ax=grid, shrink=min(1.0, 3.5 / (height * count)), anchor=(0.0, 1.0), pad=0.01, aspect=30)
     bar.outline.set_visible(False)
-    drawing.footnote(figure, textwrap.fill(what_columns_are(model, tokens, layers[0]), int(13 * width)))
+    said = f"{what_columns_are(model, tokens, layers[0])} Text: “{beginning_of(text)}”."
+    drawing.footnote(figure, textwrap.fill(said, int(13 * width)))
     return figure
+
+
+def beginning_of(text: str) -> str:
+    shown = drawable(" ".join(text.split()))
+    return shown if len(shown) <= BEGINNING else f"{shown[:BEGINNING].rstrip()}…"
 
 
 def attention_weights(stack: LinformerModel, tokens: Tokens) -> list[np.ndarray]:
@@ -325,7 +337,7 @@ def dynamic_matrices(model: Loaded, projections: list[Projection], text: str | N
         raise UserError(
             "projection=dynamic of a decoder computes E for each block anew; slots cannot be drawn of it, but heads can"
         )
-    tokens = tokenized(model, read_text(text, "projection=dynamic computes E from the input"))
+    tokens = tokenized(model, text_of(text, "projection=dynamic computes E from the input"))
     found: list[np.ndarray] = []
 
     def keep(projection: Projection, x_BNC: Tensor) -> None:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..drawing import GREY, PALETTE, calm, legend, new_figure, save
+from ..drawing import GREY, PALETTE, calm, growing_legend, legend, new_figure, plain_label, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,17 +51,11 @@ def name_runs(figure: "Figure", panels: "list[Axes]") -> None:
     handles, labels = panels[-1].get_legend_handles_labels()
     ending = re.compile(", (training|validation)$")
     of_runs = {ending.sub("", label): line for label, line in zip(labels, handles, strict=True)}
-    columns = max(1, min(len(of_runs), 100 // (max(map(len, of_runs), default=1) + 6)))
-    figure.legend(of_runs.values(), of_runs.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=10)
+    growing_legend(figure, of_runs, fontsize=10)
     panels[0].plot([], [], color=GREY, alpha=0.4, linewidth=1.8, label="training")
     panels[0].plot([], [], color=GREY, marker="o", markersize=4, linewidth=1.8, label="validation")
     handles, labels = panels[0].get_legend_handles_labels()
     panels[0].legend(handles[-2:], labels[-2:], frameon=False, fontsize=10)
-
-
-def plain_label(name: str) -> str:
-    """A name as it is: matplotlib would read $…$ as a formula, and leave out of a legend what begins with _."""
-    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def draw_line(axes: "Axes", lines: list[dict[str, Any]], metric: str, colour: str, **options: Any) -> None:

@@ -51,13 +51,15 @@ def validation_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`; one that was cut by a sudden death is left out."""
+    """The lines of `metrics.jsonl`; one that is damaged, as by a sudden death, is left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:
             continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
     return lines
 
 
