@@ -51,14 +51,13 @@ def measure_here(point: Point, time_limit: float) -> Solo:
     torch.manual_seed(0)
     # libraries load and threads start at the first call; that memory is not the point's
     call_of(replace(small_of(point), batch=1))()
-    return measure_call(call_of(point), point.device, time_limit)
+    return measure_call(call_of(point), torch.device(point.device), time_limit)
 
 
-def measure_call(call: Callable[[], object], device: str, time_limit: float) -> Solo:
+def measure_call(call: Callable[[], object], device: torch.device, time_limit: float) -> Solo:
     """Time and peak memory of a call, in this process."""
     start = time.perf_counter()
-    kind = torch.device(device)
-    peak_bytes = peak_memory(call) if kind.type == "cpu" else accelerator_memory(call, kind)
+    peak_bytes = peak_memory(call) if device.type == "cpu" else accelerator_memory(call, device)
     seconds = time.perf_counter() - start
     if seconds > time_limit:
         return Solo(OVER_TIME_LIMIT, seconds, peak_bytes, f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s")
