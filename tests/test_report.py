@@ -11,6 +11,7 @@ import pytest
 from training_zoo import answers, classification_rows, command, environment, read_json, read_lines, refused, write_jsonl
 from typer.testing import CliRunner
 
+from linformer_kit import drawing
 from linformer_kit.bench.points import COLUMNS
 from linformer_kit.cli import app
 from linformer_kit.plain_yaml import parse_yaml
@@ -371,6 +372,100 @@ def test_data_that_are_gone_are_told_of(classification, tmp_path):
     assert f"There are no examples to show: data.path is '{tmp_path / 'gone'}': there is no such file or folder" in page.text
     assert "Examples of run" not in page.tables
     assert page.named("What came of it")[0]["validation accuracy"][1] > 0.5
+
+
+def finished_copy(run, folder, evaluation=None, **model):
+    """The run as if it had been another: with other fields of its model, with the evaluation."""
+    shutil.copytree(run, folder)
+    config = folder / "model" / "config.json"
+    config.write_text(json.dumps({**read_json(config), **model}), encoding="utf-8")
+    if evaluation:
+        (folder / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
+    return folder
+
+
+def without_examples(folder):
+    """A run that has nothing to answer, which would take its time."""
+    write_jsonl(folder / "translations.jsonl", [{"source": "a", "hypothesis": "b", "reference": "c"}])
+    return folder
+
+
+def test_an_evaluation_on_the_validation_split_does_not_replace_that_of_the_training(classification, tmp_path):
+    evaluation = {"split": "validation", "rows": 9, "loss": 9.5, "accuracy": 0.125}
+    run = without_examples(finished_copy(classification, tmp_path / "run", evaluation))
+    (row,) = page_about(run, output=tmp_path / "page.html").named("What came of it")
+    assert row["validation accuracy"][1] == read_json(run / "result.json")["validation_accuracy"] != 0.125
+    assert row["evaluated on validation: accuracy"][1] == 0.125
+    assert row["evaluated on validation: loss"][1] == 9.5
+
+
+def test_runs_are_named_in_pictures_as_in_tables(classification, tmp_path):
+    """Though the pictures show some of them only, which could be told apart by less."""
+    runs = [without_examples(finished_copy(classification, tmp_path / name / "run")) for name in ("one", "two")]
+    (runs[1] / "metrics.jsonl").unlink()
+    page = page_about(*runs, output=tmp_path / "page.html")
+    assert [row["run"][0] for row in page.named("What was run")] == ["one/run", "two/run"]
+    assert "Lines: training, validation, one/run." in page.alternatives[0]
+
+
+def test_quality_of_causal_language_models_is_drawn_over_their_slots(trained_run, tmp_path):
+    run = trained_run("causal-lm").run
+    runs = [without_examples(finished_copy(run, tmp_path / f"slots{slots}", slots=slots)) for slots in (2, 4)]
+    page = page_about(*runs, output=tmp_path / "page.html")
+    assert [said for said in page.alternatives if "slots per block" in said]
+
+
+def test_too_many_runs_for_one_picture_are_told(classification, tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "TALLEST", 0.5)
+    runs = [without_examples(finished_copy(classification, tmp_path / name)) for name in ("one", "two")]
+    page = page_about(*runs, output=tmp_path / "page.html")
+    assert "Not drawn: too many runs or too long names for one picture" in page.text
+    assert "img" not in page.tags
+
+
+def test_a_finished_run_without_its_model_is_described_by_its_configuration(classification, tmp_path):
+    run = without_examples(finished_copy(classification, tmp_path / "run"))
+    shutil.rmtree(run / "model")
+    (row,) = page_about(run, output=tmp_path / "page.html").named("What was run")
+    assert (row["K"][0], row["width"][0]) == ("8", "32")
+
+
+# spectra
+
+SPECTRUM = {
+    "spectrum.csv": "layer,head,k,share\n1,1,1,0.5\n1,1,2,1\n2,1,1,0.75\n2,1,2,1\n",
+    "ranks.csv": "layer,head,model,length,pieces,k90,k95,k99\n1,1,$some^$ model,2,3,2,2,2\n2,1,$some^$ model,2,3,2,2,2\n",
+    "layers.csv": "layer,k90,k95,k99,kept_by_a_quarter,projected_length\n1,2,2,2,0.500,2\n2,2,2,2,0.750,1\n",
+}
+
+
+def write_spectrum(folder):
+    folder.mkdir()
+    for name, text in SPECTRUM.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_spectrum_has_its_pictures_and_its_table(tmp_path):
+    one, other = write_spectrum(tmp_path / "one"), write_spectrum(tmp_path / "other")
+    page = page_about(one, output=tmp_path / "new" / "page.html")
+    assert "Report on 1 spectrum" in page.text
+    assert "$some^$ model, 3 pieces of 2 tokens" in page.text
+    rows = page.named("Layers of one")
+    assert [row["kept by a quarter"][1] for row in rows] == [0.5, 0.75]
+    assert [row["projected length"][0] for row in rows] == ["2", "1"]
+    assert len(page.alternatives) == 2
+    page = page_about(one, other, write_table(tmp_path / "c.csv", POINTS), output=tmp_path / "page.html")
+    assert "Report on 1 table of measurements and 2 spectra" in page.text
+    assert len(page.alternatives) == 5
+    (one / "layers.csv").write_text("layer\n", encoding="utf-8")
+    assert f"{one} holds a damaged spectrum" in refused("report", one, "--output", tmp_path / "page.html")
+
+
+def test_saved_models_are_refused_by_name(classification, tmp_path):
+    said = refused("report", classification, classification / "model", "--output", tmp_path / "page.html")
+    assert said.startswith(f"{classification / 'model'} is a saved model alone")
+    assert not (tmp_path / "page.html").exists()
 
 
 # the page as such

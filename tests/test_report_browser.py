@@ -7,6 +7,8 @@ import pytest
 from test_report import ATTACK, POINTS, attacked_copy, point, unfinished_copy, write_table
 from training_zoo import command
 
+from linformer_kit.show.costs import COLOURS
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 MEASUREMENTS = "Measurements of compare.csv"
@@ -23,8 +25,11 @@ def page_path(trained_run, tmp_path_factory):
     """A page with all its sections, and with more rows than fit on a screen."""
     folder, run = tmp_path_factory.mktemp("browser"), trained_run("classification").run
     many = [point("linformer-kit", 2**n, 1e-6 * 2**n, 2**n, projected_length=k) for n in range(7, 17) for k in range(8, 128, 8)]
+    others = [point(name, 1024, 0.25, 8, cpu="a wide one" * 3, note="in words " * 30) for name in COLOURS]
     table = write_table(folder / "compare.csv", [*POINTS, *many])
-    given = (run, unfinished_copy(run, folder / "half"), attacked_copy(run, folder), table)
+    wide = write_table(folder / "wide.csv", others)
+    long = unfinished_copy(run, folder / ("a_run_with_a_long_name" * 8))
+    given = (run, unfinished_copy(run, folder / "half"), attacked_copy(run, folder), long, table, wide)
     command("report", *given, "--output", folder / "page.html")
     return folder / "page.html"
 
@@ -112,11 +117,11 @@ CONTRASTS = """() => {
 def test_it_fits_the_screen_and_can_be_read(opened, width, scheme):
     page = opened(width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.title() == "Report on 3 runs and 1 table of measurements – linformer-kit"
+    assert page.title() == "Report on 4 runs and 2 tables of measurements – linformer-kit"
     headings = ["Runs", "Differences between the configurations", "Pictures", "Measurements", "Examples to read", "Environment"]
     assert page.locator("h2:visible").all_inner_texts() == headings
     tables = page.locator("table")
-    assert tables.count() == 8
+    assert tables.count() == 10
     for box in (table.bounding_box() for table in tables.all()):
         assert box["height"] > 40
     for box in (region.bounding_box() for region in page.get_by_role("region").all()):
@@ -170,7 +175,7 @@ def test_tables_sort_by_keyboard(opened):
     page = opened()
     run = heading(page, "What was run", "K")
     run.get_by_role("button").focus()
-    for key, wanted in (("Enter", ["4", "8", "8"]), ("Space", ["8", "8", "4"])):
+    for key, wanted in (("Enter", ["4", "4", "8", "8"]), ("Space", ["8", "8", "4", "4"])):
         page.keyboard.press(key)
         assert column(page, "What was run", "K") == wanted
     page.keyboard.press("Shift+Tab")
@@ -185,6 +190,44 @@ def test_a_long_table_keeps_its_headings_in_sight(opened):
     assert box.bounding_box()["height"] < 900
     box.evaluate("box => box.scrollTo(0, box.scrollHeight)")
     assert heading(page, MEASUREMENTS, "time").bounding_box()["y"] == pytest.approx(box.bounding_box()["y"], abs=2)
+
+
+def test_what_names_a_row_leaves_room_for_the_others_and_is_not_cut(opened):
+    page = opened(768)
+    regions = [region for region in page.get_by_role("region").all() if "Examples" not in region.get_attribute("aria-label")]
+    assert len(regions) == 8
+    for region in regions:
+        region.evaluate("box => box.scrollTo(box.scrollWidth, 0)")
+        first = region.locator("tbody th").last
+        end, box = first.bounding_box()["x"] + first.bounding_box()["width"], region.bounding_box()
+        assert first.bounding_box()["x"] == pytest.approx(box["x"], abs=2)  # it stays in sight
+        assert end - box["x"] < box["width"] / 2
+        assert region.evaluate("box => [...box.querySelectorAll('tbody th')].every((each) => each.scrollWidth <= each.clientWidth)")
+        # the last column can be seen as a whole
+        last = region.locator("tbody tr").last.locator("td").last.bounding_box()
+        assert last["x"] >= end - 1
+        assert last["x"] + last["width"] <= box["x"] + box["width"] + 1
+
+
+def test_long_notes_wrap(opened):
+    page = opened()
+    notes = page.get_by_role("region", name="Measurements of wide.csv", exact=True).locator("td.words")
+    assert max(note.bounding_box()["width"] for note in notes.all()) < 500
+
+
+def test_on_paper_all_columns_are_there_on_white(opened):
+    page = opened(1047, color_scheme="dark")  # what a landscape A4 has between its margins
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1047
+    for table in page.locator("table").all():
+        assert table.evaluate("table => table.offsetWidth <= table.parentElement.clientWidth")
+    positions = "() => [...document.querySelectorAll('th')].map((each) => getComputedStyle(each).position)"
+    assert set(page.evaluate(positions)) == {"static"}
+    cut = "() => [...document.querySelectorAll('th, td')].filter((each) => each.scrollWidth > each.clientWidth + 1).length"
+    assert page.evaluate(cut) == 0
+    page.set_viewport_size({"width": 500, "height": 900})
+    assert all(image.bounding_box()["width"] <= 500 for image in page.locator("figure img").all())
 
 
 def test_markup_in_a_text_is_shown_and_not_run(opened):
