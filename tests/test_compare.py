@@ -379,6 +379,18 @@ def test_whoever_joins_takes_turns_with_all_that_are_there(tmp_path, monkeypatch
     assert all(row["status"] == OK and row["seconds_median"] for row in rows)
 
 
+def test_who_fits_alone_but_not_beside_the_others_gets_another_chance(tmp_path):
+    comparison = comparison_of(tmp_path, implementations=["bert"])
+    (group,) = comparison.sweep.groups()
+    (point,) = comparison.points(group)
+    comparison.table.put([comparison.row(point, memory_status=OK, status=OUT_OF_MEMORY, peak_mib=1.0)])
+    assert not comparison.is_timed(group)
+    list(comparison.time(group))
+    assert comparison.found(point)["status"] == OK
+    comparison.table.put([comparison.row(point, status=OUT_OF_MEMORY)])
+    assert comparison.is_timed(group)  # once for each command
+
+
 def test_the_largest_batch_is_that_of_whoever_takes_most_and_is_kept(tmp_path, monkeypatch):
     asked = []
 

@@ -315,7 +315,9 @@ def plot(
 
 @app.command()
 def report(
-    given: Annotated[list[Path], typer.Argument(metavar="RUN|CSV...", help="Folders of runs or spectra, tables of `linformer compare`.")],
+    given: Annotated[
+        list[Path], typer.Argument(metavar="RUN|CSV...", help="Folders of runs or spectra, tables of `linformer compare`.")
+    ],
     output: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
 ) -> None:
     """Write one page that needs nothing else: what was run, sortable tables, plots, differences, predictions, environment."""

@@ -27,6 +27,7 @@ from .measure import (
     Timing,
     as_row,
     available_bytes,
+    hold_memory,
     is_out_of_memory,
     time_interleaved,
 )
@@ -71,7 +72,9 @@ class Comparison:
         self.sweep = sweep
         self.table = table
         self.machine = describe_machine(model_dependencies())
-        self.tried: set[Point] = set()  # since this command began
+        # since this command began
+        self.tried: set[Point] = set()
+        self.timed: set[str] = set()
 
     # what the numbers depend on
 
@@ -141,12 +144,12 @@ class Comparison:
 
     def probe(self, group: Group) -> Iterable[str]:
         """The largest batch that all can have, if those do who take most: the largest K, and whoever projects nothing."""
-        tokens = max(1, PROBE_TOKENS // group.length)
-        candidates = group.points(batch=tokens)
+        examples = max(1, PROBE_TOKENS // group.length)
+        candidates = group.points(batch=examples)
         rows = [point.projected_length for point in candidates if point.projected_length is not None]
         probed = [point for point in candidates if point.projected_length in (None, max(rows, default=None))]
         found = [solo(point, self.sweep.time_limit) for point in probed]
-        batch = min(largest_batch(each, tokens, self.sweep.time_limit, free_bytes(self.sweep.device)) for each in found)
+        batch = min(largest_batch(each, examples, self.sweep.time_limit, free_bytes(self.sweep.device)) for each in found)
         self.table.put([self.row(point) for point in group.points(batch)])
         yield f"{group}: batches of {batch:,}"
 
@@ -161,17 +164,18 @@ class Comparison:
         """What did not fit or failed may have been unlucky: a new command tries it again; so does a higher time limit."""
         point = self.points(group)[index]
         found = self.found(point)
-        match found.get("memory_status", ""):
-            case "":
-                return False
-            case status if status == OVER_TIME_LIMIT:
-                return point in self.tried or self.sweep.time_limit <= float(found["time_limit"])
-            case status if status in (OUT_OF_MEMORY, FAILED):
-                return point in self.tried
-        return True
+        status = found.get("memory_status", "")
+        if status in (OUT_OF_MEMORY, FAILED):
+            return point in self.tried
+        if status == OVER_TIME_LIMIT:
+            return point in self.tried or self.sweep.time_limit <= float(found["time_limit"])
+        return bool(status)
 
     def is_timed(self, group: Group) -> bool:
-        return all(self.found(point).get("status") for point in self.rivals(group))
+        """Whether all have taken turns; who fitted alone, but not beside the others, may have been unlucky."""
+        rows = [self.found(point) for point in self.rivals(group)]
+        unlucky = any((row.get("memory_status"), row.get("status")) == (OK, OUT_OF_MEMORY) for row in rows)
+        return all(row.get("status") for row in rows) and (not unlucky or str(group) in self.timed)
 
     def try_alone(self, group: Group, index: int) -> Iterable[str]:
         """The check, the memory, and whether it can be timed at all."""
@@ -200,6 +204,8 @@ class Comparison:
     def time(self, group: Group) -> Iterable[str]:
         """All that passed, in turns."""
         points = self.rivals(group)
+        self.timed.add(str(group))
+        self.hold_memory_for(points)
         timings = {point: Timing(status) for point in points if (status := self.found(point)["memory_status"]) != OK}
         calls = {}
         torch.manual_seed(0)
@@ -218,6 +224,12 @@ class Comparison:
             median = timings[point].median
             yield f"{point}: {timings[point].status if median is None else drawing.duration(median)}"
 
+    def hold_memory_for(self, points: list[Point]) -> None:
+        """Keep freed memory between the calls, unless one of them takes so much that the others' leavings are in its way."""
+        most = max((float(self.found(point)["peak_mib"] or 0) * 2**20 for point in points), default=0.0)
+        available = available_bytes()
+        hold_memory(available is None or most < USABLE_MEMORY * available)
+
 
 def device_name(device: str) -> str:
     """What it is; one GPU is not like another."""
@@ -231,7 +243,7 @@ def free_bytes(device: str) -> int | None:
     return torch.cuda.mem_get_info(kind)[0] if kind.type == "cuda" else available_bytes()
 
 
-def largest_batch(found: Solo, tokens: int, time_limit: float, free_bytes: int | None) -> int:
+def largest_batch(found: Solo, examples: int, time_limit: float, free_bytes: int | None) -> int:
     """How many examples a call may have, if so many took what was found.
 
     >>> largest_batch(Solo(OK, seconds=0.5, peak_bytes=2**20), 4, 40.0, 2**30)
@@ -245,7 +257,7 @@ def largest_batch(found: Solo, tokens: int, time_limit: float, free_bytes: int |
         return 1
     by_time = USABLE_TIME * time_limit / found.seconds
     by_memory = by_time if free_bytes is None else USABLE_MEMORY * free_bytes / found.peak_bytes
-    return max(1, int(tokens * min(by_time, by_memory)))
+    return max(1, int(examples * min(by_time, by_memory)))
 
 
 def show(table: Table, console: Console) -> None:

@@ -37,7 +37,7 @@ PAPER_MEMORY: dict[int, tuple[float, ...]] = {
     32768: (56, 48, 36, 18, 16),
     65536: (60, 52, 40, 20, 18),
 }
-SAVED = {"time": ("seconds_median", PAPER_TIME), "memory": ("peak_mib", PAPER_MEMORY)}
+SAVED = {"time": ("seconds_median", "status", PAPER_TIME), "memory": ("peak_mib", "memory_status", PAPER_MEMORY)}
 
 
 def of_paper(table: dict[int, tuple[float, ...]], length: int, rows: int) -> float | None:
@@ -62,25 +62,24 @@ def cells(rows: Sequence[Row]) -> list[Row]:
 
 def cell_of(rows: Sequence[Row], row: Row, saved: str) -> Row:
     """What one of our rows saves beside the baseline of the same length and batch."""
-    column, paper = SAVED[saved]
+    column, status, paper = SAVED[saved]
     same = {**{name: row[name] for name in ("subject", "step", "length", "batch")}, "implementation": BERT_EAGER}
     baseline = next((other for other in rows if same.items() <= other.items()), {})
-    theirs, ours = (float(what.get(column) or 0) if what.get("status") == "ok" else 0.0 for what in (baseline, row))
+    theirs, ours = (float(what.get(column) or 0) if what.get(status) == "ok" else 0.0 for what in (baseline, row))
     number = of_paper(paper, int(row["length"]), int(row["projected_length"]))
     return {
         **{"saved": saved, "n": row["length"], "k": row["projected_length"], "batch": row["batch"]},
         "measured": f"{theirs / ours:.2f}" if theirs and ours else "",
         "paper": "" if number is None else f"{number:g}",
-        "why not": "" if theirs and ours else why_not(row, baseline),
+        "why not": "" if theirs and ours else why_not(row, baseline, status),
     }
 
 
-def why_not(row: Row, baseline: Row) -> str:
+def why_not(row: Row, baseline: Row, status: str) -> str:
     """Why a cell has no number."""
     for who, what in ((OURS, row), (BERT_EAGER, baseline)):
-        status = what.get("status") or what.get("memory_status") or "not measured"
-        if status != "ok":
-            return f"{who}: {status}"
+        if (found := what.get(status) or "not measured") != "ok":
+            return f"{who}: {found}"
     return "not measured"
 
 
