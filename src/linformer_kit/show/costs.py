@@ -206,7 +206,7 @@ def both_panels(title: str, rows: list[Row]) -> list[Panel]:
     measured = (("time", "status", "seconds_median"), ("memory", "memory_status", "peak_mib"))
     each = " per example" if per_example else ""
     return [
-        Panel(textwrap.fill(f"{title}: {unit}{each}", 44), unit, lines_of(rows, status, cost, per_example))
+        Panel(textwrap.fill(f"{title}: {unit}{each}", 40), unit, lines_of(rows, status, cost, per_example))
         for unit, status, cost in measured
     ]
 
