@@ -1,6 +1,7 @@
 """YAML without surprises."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -34,3 +35,12 @@ def parse_yaml(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """The value in a file; `what` it should be stands in errors."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file in UTF-8, so it cannot be {what}") from None
+    return parse_yaml(text, str(path))

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from . import paper_table
 from .compare import compare
-from .sweep import PAPER_TABLE_3, PRESETS, read_sweep, read_yaml, split_list
+from .sweep import PAPER_TABLE_3, PRESETS, keys_in, read_sweep, split_list
 
 LISTS: dict[str, type[int] | type[str]] = {
     **{"lengths": int, "projected_lengths": int},
@@ -18,7 +18,7 @@ LISTS: dict[str, type[int] | type[str]] = {
 def run(path: Path | None, preset: str | None, flags: dict[str, Any], output: Path | None, fresh: bool) -> None:
     """Flags replace what the file says, and that what the preset says."""
     given = {name: split_list(value, LISTS[name]) if name in LISTS else value for name, value in flags.items()}
-    sweep = read_sweep({**PRESETS.get(preset or "", {}), **(read_yaml(path) if path else {}), **given})
+    sweep = read_sweep({**PRESETS.get(preset or "", {}), **(keys_in(path) if path else {}), **given})
     output = output or Path(f"{preset or 'compare'}.csv")
     if preset == PAPER_TABLE_3:
         import matplotlib  # noqa: F401 — what is missing is told before anything is measured

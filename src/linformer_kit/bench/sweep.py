@@ -15,7 +15,7 @@ import torch
 
 from ..errors import UserError
 from ..models.options_linformer import nearest_of
-from ..plain_yaml import parse_yaml
+from ..plain_yaml import read_yaml
 from ..typed import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Bounds, converted
 from .contenders import BERT_EAGER, CONTENDERS, OURS, OURS_NONE, Point, Sharing, Step, Subject, version_of
 from .peers import LINFORMER, LINFORMER_PYTORCH
@@ -156,13 +156,9 @@ def words(names: Iterable[str]) -> str:
     return " and ".join(names)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def keys_in(path: Path) -> dict[str, Any]:
     """The keys of a sweep in a file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not a text file in UTF-8, so it cannot be a sweep") from None
-    keys = parse_yaml(text, str(path))
+    keys = read_yaml(path, "a sweep")
     if not isinstance(keys, dict):
         raise UserError(f"{path} holds no keys; it may have {', '.join(asdict(Sweep()))}")
     return keys

@@ -18,7 +18,7 @@ import yaml
 
 from ..errors import UserError
 from ..models.options_linformer import nearest_of
-from ..plain_yaml import parse_yaml
+from ..plain_yaml import parse_yaml, read_yaml
 from ..typed import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, SEED, SHARE, converted, converted_field, describe, key_of, unknown_key
 
 Task = Literal["classification", "masked-lm", "causal-lm", "translation", "denoising"]
@@ -175,11 +175,7 @@ def shipped_configs() -> dict[str, Path]:
 def load_config(source: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """The configuration in a YAML file, or shipped under that name, with overrides such as `training.epochs=2`."""
     path = find_config(source)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not a text file in UTF-8, so it cannot be a configuration") from None
-    tree = parse_yaml(text, str(path))
+    tree = read_yaml(path, "a configuration")
     if not isinstance(tree, dict):
         raise UserError(f"{path} must hold keys and values, such as `task: classification`; it holds {describe(tree)}")
     if path.name == CONFIG_NAME and path.with_name("environment.json").is_file():
