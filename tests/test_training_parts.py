@@ -411,6 +411,8 @@ def test_token_metrics_weigh_tokens_not_batches(count, length, vocabulary, seed,
     labels[torch.rand(count, length, generator=generator) < 0.4] = -100
     labels[0, 0] = 1
     sums = torch.cat([metrics.token_sums(*pair) for pair in zip(logits.chunk(pieces), labels.chunk(pieces), strict=True)])
+    labelled_only = metrics.token_sums(logits[labels != -100], labels)
+    torch.testing.assert_close(labelled_only, sums, rtol=1e-6, atol=1e-6)
     found = metrics.token_metrics(sums.numpy())
     loss = functional.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
     real = labels != -100

@@ -509,12 +509,21 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        logits_to_keep: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """`labels` (B, N) are the words to predict, -100 where there is nothing to predict."""
+        """`labels` (B, N) are the words to predict, -100 where there is nothing to predict.
+
+        `logits_to_keep`: a mask (B, N) of S tokens; logits (S, V) and the loss of these only. With `labels != -100` the loss is
+        the same, and the largest product of a small model is done for the words to predict instead of all.
+        """
         kwargs["use_cache"] = False
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.lm_head(self.head(outputs.last_hidden_state))
+        hidden = outputs.last_hidden_state
+        if logits_to_keep is not None:
+            hidden = hidden[logits_to_keep]
+            labels = None if labels is None else labels[logits_to_keep]
+        logits = self.lm_head(self.head(hidden))
         loss = None
         if labels is not None:
             check_classes("labels", labels, logits)

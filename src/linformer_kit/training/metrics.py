@@ -13,10 +13,19 @@ from .batches import IGNORED
 
 
 def token_sums(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """(B, 3): for each example the loss of its labelled tokens, their number and how many were guessed; summed in float64."""
-    losses_BT = functional.cross_entropy(logits_BTV.transpose(1, 2).float(), labels_BT, ignore_index=IGNORED, reduction="none")
+    """(B, 3): for each example the loss of its labelled tokens, their number and how many were guessed; summed in float64.
+
+    The logits may also be (S, V), of the S labelled tokens only.
+    """
     counted_BT = labels_BT != IGNORED
-    right_BT = (logits_BTV.argmax(dim=-1) == labels_BT) & counted_BT
+    if logits_BTV.dim() == 2:
+        losses_S = functional.cross_entropy(logits_BTV.float(), labels_BT[counted_BT], reduction="none")
+        losses_BT = losses_S.new_zeros(labels_BT.shape).masked_scatter(counted_BT, losses_S)
+        guesses_BT = labels_BT.masked_scatter(counted_BT, logits_BTV.argmax(dim=-1))
+    else:
+        losses_BT = functional.cross_entropy(logits_BTV.transpose(1, 2).float(), labels_BT, ignore_index=IGNORED, reduction="none")
+        guesses_BT = logits_BTV.argmax(dim=-1)
+    right_BT = (guesses_BT == labels_BT) & counted_BT
     return torch.stack([losses_BT.double().sum(1), counted_BT.double().sum(1), right_BT.double().sum(1)], dim=1)
 
 

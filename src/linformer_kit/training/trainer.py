@@ -98,19 +98,26 @@ class LinformerTrainer(Trainer):
         """As always; with label smoothing our own, since causal models shift their labels and encoder-decoders their inputs."""
         smoothing = self.config.training.label_smoothing
         if smoothing == 0:
+            inputs = inputs | self.labelled_only(inputs["labels"])
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs["labels"]
         rest = {name: value for name, value in inputs.items() if name != "labels"}
         if self.model.config.is_encoder_decoder:
             rest["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels)
-        outputs = model(**rest)
+        outputs = model(**rest, **self.labelled_only(labels))
         logits, labels = aligned(outputs.logits, labels, self.config.task)
+        if logits.dim() == 2:  # of the labelled tokens only
+            labels = labels[labels != IGNORED]
         total = functional.cross_entropy(
             logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
         )
         # every process divides by the labels of all, and their gradients are averaged
         loss = total / num_items_in_batch * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def labelled_only(self, labels: Tensor) -> dict[str, Tensor]:
+        """What lets a masked LM compute the logits of the words to guess, and not of the six times as many others."""
+        return {"logits_to_keep": labels != IGNORED} if self.config.task == "masked-lm" else {}
 
     # evaluation
 
@@ -126,7 +133,7 @@ class LinformerTrainer(Trainer):
         if self.model.config.is_encoder_decoder:
             rest["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels)
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**rest).logits
+            logits = model(**rest, **self.labelled_only(labels)).logits
         if self.config.task == "classification":
             return None, logits.float(), labels
         # the second is only there because Trainer wants labels

@@ -1,0 +1,306 @@
+"""What models learn on real data, Linformers beside full attention: `make results`.
+
+python benchmarks/learning.py --data ../shared/data              # all tables; the folders in it are named in learning_tables.py
+python benchmarks/learning.py --data FOLDER masked_lm imdb       # some of them
+python benchmarks/learning.py --summary                          # the pictures and summaries again, from the CSVs
+
+Writes to results/learning/, for each table: NAME.csv (a row per run), NAME_curves.csv (its evaluations), NAME_summary.csv (mean and
+spread over seeds) and NAME.png.
+
+- A run is `linformer train` with a shipped configuration and what learning_tables.py sets beside it, then `linformer evaluate` on
+  the test split. The best checkpoint is chosen on the validation split; nothing is ever chosen by the test split.
+- Within a table everything is the same but what the variant names. Runs go one after another, as many at a time as there are
+  cores, one thread each: times are of such runs, side by side.
+- Seconds of an epoch come from the median of the tokens per second while training, evaluations and checkpoints left out. Memory
+  is the peak of the whole process: Python, PyTorch, data, weights, AdamW, training and evaluation.
+- The first seed of everything comes first. Every run is kept as soon as it has ended, and one that was stopped goes on from its
+  last checkpoint: stop at any time, run again to go on.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from learning_summary import summarise
+from learning_tables import DOCUMENTS, KEYS, TABLES, VALUES, LearningTable
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from safetensors import safe_open
+
+from linformer_kit.bench.run import alone_in, fail, require_writable
+from linformer_kit.bench.table import Table
+from linformer_kit.errors import UserError
+from linformer_kit.files import write_atomically
+from linformer_kit.training.config import load_config, to_tree
+from linformer_kit.training.progress import read_metrics
+from linformer_kit.training.run import FREE, RunFolder, leaves
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results" / "learning"
+CURVE_KEYS, CURVE_VALUES = ("variant", "seed", "step"), ("tokens", "loss", "metric")
+# what does not change what is learnt, or is told in a column of its own
+NOT_SETTINGS = FREE | {"seed", "data.path", "data.name", "data.revision"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a table."""
+
+    table: LearningTable
+    variant: str
+    seed: int
+    data: str | None
+    runs: Path
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {"variant": self.variant, "seed": self.seed}
+
+    @property
+    def overrides(self) -> list[str]:
+        """What is set beside the shipped configuration."""
+        return [*self.table.settings, *self.table.variants[self.variant]]
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any setting that changes what is learnt."""
+        tree = dict(leaves(to_tree(load_config(self.table.config, self.overrides))))
+        settings = {key: value for key, value in tree.items() if key not in NOT_SETTINGS}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.runs / self.table.name / f"{self.variant}-seed{self.seed}-{self.fingerprint}".replace(" ", "-"))
+
+    @property
+    def command(self) -> list[str]:
+        path = [] if self.data is None else [f"data.path={json.dumps(self.data)}"]
+        here = [f"run={json.dumps(str(self.folder.folder))}", f"seed={self.seed}"]
+        return ["train", self.table.config, *self.overrides, *path, *here]
+
+
+# running
+
+
+class Processes:
+    """The commands that run at this moment, so that all of them can be told to stop."""
+
+    def __init__(self, threads: int):
+        self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        self.running: set[subprocess.Popen] = set()
+        self.stopped = threading.Event()
+
+    def run(self, arguments: list[str], log: Path) -> float:
+        """Run `linformer` with these arguments; the peak of its memory in MiB."""
+        if self.stopped.is_set():
+            raise KeyboardInterrupt
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as output:
+            command = [sys.executable, "-m", "linformer_kit.cli", *arguments]
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=self.environment)
+            self.running.add(process)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self.running.discard(process)
+        if self.stopped.is_set():
+            raise KeyboardInterrupt
+        if process.returncode:
+            last = log.read_text(encoding="utf-8").strip().splitlines()[-1:]
+            raise UserError(f"linformer {' '.join(arguments)} has failed: {' '.join(last)}; all it said is in {log}")
+        return usage.ru_maxrss / 1024
+
+    def stop(self) -> None:
+        self.stopped.set()
+        for process in list(self.running):
+            process.send_signal(signal.SIGTERM)
+
+
+def run_job(job: Job, processes: Processes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train and evaluate: the row of the run, and its curve."""
+    folder, log = job.folder, job.folder.folder.with_suffix(".log")
+    peak = processes.run(job.command, log)
+    found: dict[str, Any] = {}
+    for beams in job.table.beams:
+        processes.run(["evaluate", str(folder.folder), "--beams", str(beams)], log)
+        evaluation = json.loads(folder.evaluation.read_text(encoding="utf-8"))
+        suffix = f"_beam{beams}" if beams > 1 else ""
+        found |= {f"{name}{suffix}": evaluation[name] for name in ("bleu", "chrf") if name in evaluation}
+        found |= {name: evaluation[name] for name in ("loss", "perplexity", "accuracy") if name in evaluation}
+    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    metrics = read_metrics(folder.metrics)
+    rates = [line["tokens_per_second"] for line in metrics if "tokens_per_second" in line]
+    tokens_per_epoch = result["tokens"] / max(line["epoch"] for line in metrics)
+    row = {
+        **job.key,
+        "settings": " ".join(job.overrides),
+        "fingerprint": job.fingerprint,
+        "parameters": parameters_of(folder.model),
+        "steps": result["steps"],
+        "best_step": result["best_step"],
+        "tokens": result["tokens"],
+        "validation": result.get(f"validation_{job.table.metric}"),
+        **{f"test_{name}": value for name, value in found.items()},
+        "tokens_per_second": statistics.median(rates),
+        "seconds_per_epoch": tokens_per_epoch / statistics.median(rates),
+        "peak_mib": peak,
+    }
+    return row, list(curve_of(job, metrics))
+
+
+def curve_of(job: Job, metrics: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The evaluations of a run."""
+    metric = "accuracy" if job.table.metric == "accuracy" else "perplexity"
+    tokens = 0
+    for line in metrics:
+        tokens = line.get("tokens", tokens)
+        if "validation_loss" in line:
+            values = {"loss": line["validation_loss"], "metric": line[f"validation_{metric}"]}
+            yield {**job.key, "step": line["step"], "tokens": tokens, **values}
+
+
+def parameters_of(folder: Path) -> int:
+    """How many numbers a saved model has; what is shared is saved once."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no dictionary
+                size = 1
+                for length in file.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total
+
+
+# data
+
+
+def documents(source: Path, folder: Path, pairs: int) -> Path:
+    """Translations of several hundred tokens: so many pairs of Tatoeba, as they come, joined into one, split by split."""
+    target = folder / f"{source.name}-joined-{pairs}"
+    for split in ("train", "valid", "test"):
+        with gzip.open(source / f"{split}.tsv.gz", "rt", encoding="utf-8", newline="") as file:
+            rows = [line.rstrip("\n").split("\t") for line in file]
+        joined = [rows[start : start + pairs] for start in range(0, len(rows) - pairs + 1, pairs)]
+        lines = [" ".join(row[0] for row in rows) + "\t" + " ".join(row[1] for row in rows) for rows in joined]
+        target.mkdir(parents=True, exist_ok=True)
+        write_atomically(target / f"{split}.tsv", lambda part, lines=lines: part.write_text("\n".join(lines) + "\n", "utf-8"))
+    return target
+
+
+def data_of(table: LearningTable, data: Path | None, runs: Path) -> str | None:
+    """Where a table finds its data; None for what the configuration names, on the hub or made by ourselves."""
+    if table.data is None:
+        return None
+    if data is None:
+        if not table.is_on_hub:
+            raise UserError(f"the table {table.name} needs local data: give --data FOLDER, with {table.data}/ in it")
+        return None
+    folder = data / table.data
+    if not folder.is_dir():
+        raise UserError(f"--data is {data}, which has no folder {table.data}; the table {table.name} needs it")
+    return str(documents(folder, runs / "data", DOCUMENTS) if table.is_joined else folder)
+
+
+# all of it
+
+
+def jobs_of(tables: list[LearningTable], data: Path | None, runs: Path) -> list[Job]:
+    """Every run of these tables, the first seeds of all before the second ones."""
+    paths = {table.name: data_of(table, data, runs) for table in tables}
+    found = [
+        Job(table, variant, seed, paths[table.name], runs)
+        for table in tables
+        for variant in table.variants
+        for seed in range(table.seeds_of(variant))
+    ]
+    return sorted(found, key=lambda job: job.seed)
+
+
+def table_in(folder: Path, table: LearningTable) -> Table:
+    return Table(folder / f"{table.name}.csv", KEYS, VALUES)
+
+
+def curves_in(folder: Path, table: LearningTable) -> Table:
+    return Table(folder / f"{table.name}_curves.csv", CURVE_KEYS, CURVE_VALUES)
+
+
+def is_done(job: Job, table: Table) -> bool:
+    row = table.get(**job.key)
+    return row is not None and row["fingerprint"] == job.fingerprint
+
+
+def interrupt(*_: object) -> None:
+    """A SIGTERM stops like Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> None:
+    """Run what is missing."""
+    tables = {job.table.name: (table_in(output, job.table), curves_in(output, job.table)) for job in jobs}
+    missing = [job for job in jobs if not is_done(job, tables[job.table.name][0])]
+    processes = Processes(max(1, (os.cpu_count() or 1) // at_once))
+    signal.signal(signal.SIGTERM, interrupt)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(at_once) as pool:
+        task = progress.add_task("runs", total=len(jobs), completed=len(jobs) - len(missing))
+        running = {pool.submit(run_job, job, processes): (job, time.monotonic()) for job in missing}
+        try:
+            for done in as_completed(running):
+                job, _ = running[done]
+                row, curve = done.result()
+                table, curves = tables[job.table.name]
+                curves.put(curve)
+                table.put([row])  # the last: with it the run counts as done
+                shown = f"{job.table.name}: {job.variant}, seed {job.seed}: test {job.table.metric} {row[f'test_{job.table.metric}']:.4g}"
+                console.print(f"{shown}, {row['seconds_per_epoch']:.0f} s per epoch", highlight=False, soft_wrap=True)
+                progress.advance(task)
+        except BaseException:
+            for future in running:
+                future.cancel()
+            processes.stop()
+            raise
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Which tables; all if none is given.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with local copies of the data sets.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the tables and pictures.")] = RESULTS,
+    runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs") / "learning",
+    at_once: Annotated[int, typer.Option(min=1, help="How many runs at a time; they share the cores.")] = os.cpu_count() or 1,
+    summary: Annotated[bool, typer.Option(help="Only draw and summarise what is there.")] = False,
+) -> None:
+    """Train, evaluate, tabulate and draw; what is there already is kept."""
+    console = Console()
+    if unknown := set(names or ()) - TABLES.keys():
+        fail(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    chosen = [TABLES[name] for name in names or TABLES]
+    try:
+        require_writable(output)
+        if not summary:
+            with alone_in(output):
+                run_all(jobs_of(chosen, data, runs.resolve()), output, at_once, console)
+        for table in chosen:
+            if (output / f"{table.name}.csv").exists():
+                summarise(table, table_in(output, table), curves_in(output, table), output, console)
+    except KeyboardInterrupt:
+        print("stopped; runs go on from their last checkpoints with the same command", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except UserError as error:
+        fail(str(error))
+
+
+if __name__ == "__main__":
+    typer.run(main)
