@@ -1,2 +1,129 @@
-def summarise(table, rows, curves, output, console):
-    pass
+"""What models have learnt: for each table a summary, mean and spread over seeds, and a picture."""
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from learning_tables import FULL, START, LearningTable
+from matplotlib.axes import Axes
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from linformer_kit import drawing
+from linformer_kit.bench.table import Row, Table, write_rows
+
+FORMATS = {"perplexity": "{:.2f}", "accuracy": "{:.2%}", "bleu": "{:.2f}", "chrf": "{:.2f}"}
+IN_WORDS = {"perplexity": "test perplexity (lower is better)", "accuracy": "test accuracy", "bleu": "test BLEU"}
+
+
+def numbers(rows: Iterable[Row], column: str) -> list[float]:
+    return [float(row[column]) for row in rows if row[column]]
+
+
+def in_words(values: list[float], form: str) -> str:
+    """Mean, and half the range in which all lie: `20.10 ± 0.25`; nothing where nothing was measured."""
+    if not values:
+        return ""
+    spread = f" ± {form.format((max(values) - min(values)) / 2)}" if len(values) > 1 else ""
+    return form.format(statistics.fmean(values)) + spread
+
+
+def columns_of(table: LearningTable) -> dict[str, tuple[str, str]]:
+    """The columns of the summary: heading, and where its numbers come from in which form."""
+    metrics = {"bleu": ("bleu", "chrf", "bleu_beam4", "chrf_beam4")}.get(table.metric, (table.metric,))
+    found = {}
+    for metric in metrics:
+        name, _, beam = metric.partition("_")
+        words = {"bleu": "BLEU", "chrf": "chrF"}.get(name, name) + (" with 4 beams" if beam else "")
+        found[f"measured {words}"] = (f"test_{metric}", FORMATS[name])
+    return found
+
+
+def summary_of(table: LearningTable, rows: Table) -> list[Row]:
+    """A row per variant that was run."""
+    baseline = numbers(rows.rows(variant=FULL), f"test_{table.metric}")
+    found = []
+    for variant in [*([START] if table.start is not None else []), *table.variants]:
+        runs = list(rows.rows(variant=variant))
+        if not runs:
+            continue
+        values = numbers(runs, f"test_{table.metric}")
+        row = {"variant": "the start of all, N=64" if variant == START else variant, "seeds": str(len(runs))}
+        row |= {heading: in_words(numbers(runs, column), form) for heading, (column, form) in columns_of(table).items()}
+        is_comparable = baseline and variant not in (FULL, START)
+        row["beside full attention"] = difference(table.metric, values, baseline) if is_comparable else ""
+        row["parameters"] = f"{int(runs[0]['parameters']):,}"
+        row["seconds per epoch"] = f"{statistics.fmean(numbers(runs, 'seconds_per_epoch')):.0f}"
+        row["peak MiB"] = f"{statistics.fmean(numbers(runs, 'peak_mib')):.0f}"
+        found.append(row)
+    return found
+
+
+def difference(metric: str, values: list[float], baseline: list[float]) -> str:
+    """How far the mean is from that of full attention: perplexity in percent, accuracy and BLEU in points."""
+    mean, other = statistics.fmean(values), statistics.fmean(baseline)
+    if metric == "perplexity":
+        return f"{mean / other - 1:+.1%}"
+    return f"{(mean - other) * (100 if metric == 'accuracy' else 1):+.2f}"
+
+
+def draw_values(axes: Axes, table: LearningTable, rows: Table) -> None:
+    """Each variant's metric, every seed a dot, full attention as a line across."""
+    variants = [variant for variant in table.variants if list(rows.rows(variant=variant))]
+    scale = 100 if table.metric == "accuracy" else 1
+    for place, variant in enumerate(variants):
+        values = [scale * value for value in numbers(rows.rows(variant=variant), f"test_{table.metric}")]
+        colour = drawing.GREY if variant == FULL else drawing.BLUE
+        axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.6, markersize=7)
+        axes.plot(statistics.fmean(values), place, "|", color=colour, markersize=18, markeredgewidth=2)
+        if variant == FULL:
+            axes.axvline(statistics.fmean(values), color=drawing.GREY, linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(variants)), variants)
+    axes.invert_yaxis()
+    axes.set_xlabel(IN_WORDS[table.metric] + (" in %" if table.metric == "accuracy" else ""))
+    axes.set_title("At the end", loc="left", fontsize=11, fontweight="bold")
+    drawing.calm(axes)
+
+
+def draw_curves(axes: Axes, table: LearningTable, curves: Table) -> None:
+    """The validation metric of the first seed over the tokens read."""
+    scale = 100 if table.metric == "accuracy" else 1
+    palette = [colour for colour in drawing.PALETTE for _ in range(1)]
+    others = [variant for variant in table.variants if variant != FULL]
+    for variant in table.variants:
+        points = sorted((float(row["tokens"]), scale * float(row["metric"])) for row in curves.rows(variant=variant, seed=0))
+        if not points:
+            continue
+        place = 0 if variant == FULL else others.index(variant)
+        look = {"color": drawing.BLACK, "linewidth": 2.4} if variant == FULL else {"color": palette[place % len(palette)]}
+        style = "-" if variant == FULL else ("-", "--", ":")[place // len(palette) % 3]
+        xs, ys = zip(*points, strict=True)
+        axes.plot([x / 1e6 for x in xs], ys, linestyle=style, label=variant, **look)
+    axes.set_xlabel("million tokens")
+    metric = "accuracy in %" if table.metric == "accuracy" else "perplexity"
+    axes.set_ylabel(f"validation {metric}")
+    axes.set_title("While training, first seed", loc="left", fontsize=11, fontweight="bold")
+    drawing.calm(axes)
+
+
+def draw(table: LearningTable, rows: Table, curves: Table, path: Path) -> None:
+    """The curves on the left, the end values on the right."""
+    variants = sum(1 for variant in table.variants if list(rows.rows(variant=variant)))
+    figure, (left, right) = drawing.new_figure(1, 2, width=11, height=max(3.6, 1.8 + 0.28 * variants))
+    draw_curves(left, table, curves)
+    draw_values(right, table, rows)
+    drawing.shared_legend(figure, left, columns=5)
+    drawing.footnote(figure, f"{table.title}; `python benchmarks/learning.py {table.name}`")
+    drawing.save(figure, path)
+
+
+def summarise(table: LearningTable, rows: Table, curves: Table, output: Path, console: Console) -> None:
+    """The summary as CSV and on the screen, and the picture."""
+    found = summary_of(table, rows)
+    write_rows(output / f"{table.name}_summary.csv", found)
+    shown = RichTable(*found[0], title=table.title, box=SIMPLE_HEAD)
+    for row in found:
+        shown.add_row(*row.values())
+    console.print(shown)
+    draw(table, rows, curves, output / f"{table.name}.png")

@@ -9,6 +9,7 @@ VALUES = (
     *("tokens_per_second", "seconds_per_epoch", "peak_mib"),
 )
 FULL = "full attention"
+START = "START"
 # so many pairs of sentences make a document
 DOCUMENTS = 25
 
@@ -24,6 +25,7 @@ class LearningTable:
     variants: dict[str, tuple[str, ...]]
     data: str | None = None  # the folder in --data; None: made by our own code
     settings: tuple[str, ...] = ()  # of all variants
+    start: str | None = None  # the configuration of a run that all others start from
     seeds: int = 1
     repeated: dict[str, int] = field(default_factory=dict)  # variants with another number of seeds
     beams: tuple[int, ...] = (1,)
@@ -34,8 +36,57 @@ class LearningTable:
         return self.repeated.get(variant, self.seeds)
 
 
-NO_ATTENTION_DROPOUT = "model.attention_probs_dropout_prob=0"  # which keeps attention from being fused
-PROJECTIONS = ("linear", "dynamic", "conv", "mean", "random")
+# masked LM
+
+
+def from_start(**model: object) -> tuple[str, ...]:
+    """The model that all start from, with other attention."""
+    settings = ", ".join(f"{name}: {value}" for name, value in model.items())
+    return (f"model={{from: {START}, {settings}}}",)
+
+
+def linformer_at(length: int, **model: object) -> tuple[str, ...]:
+    """A Linformer of this length, from the common start; every step has 4,096 tokens."""
+    tokens = 4096
+    given = {"projection": "linear", "projected_length": 128, "sharing": "headwise", **model}
+    return (*from_start(**given, max_position_embeddings=length), f"training.batch_size={tokens // length}")
+
+
+def full_at(length: int) -> tuple[str, ...]:
+    return (*from_start(attention="full", max_position_embeddings=length), f"training.batch_size={4096 // length}")
+
+
+MASKED_LM = LearningTable(
+    name="masked_lm",
+    title="Masked LM on WikiText-2",
+    config="wikitext2_mlm",
+    metric="perplexity",
+    data="wikitext-2",
+    start="wikitext2_mlm_short",
+    settings=("training.epochs=null", "training.steps=1000", "training.evaluate_every=100", "training.learning_rate=1e-3"),
+    variants={
+        FULL: full_at(512),
+        "K=128": linformer_at(512),
+        "K=32": linformer_at(512, projected_length=32),
+        "K=64": linformer_at(512, projected_length=64),
+        "K=256": linformer_at(512, projected_length=256),
+        "sharing none": linformer_at(512, sharing="none"),
+        "sharing kv": linformer_at(512, sharing="kv"),
+        "sharing layerwise": linformer_at(512, sharing="layerwise"),
+        "N=256": linformer_at(256),
+        "N=1024": linformer_at(1024),
+        "N=2048": linformer_at(2048),
+        "dynamic": linformer_at(512, projection="dynamic"),
+        "conv": linformer_at(512, projection="conv"),
+        "mean": linformer_at(512, projection="mean"),
+        "random": linformer_at(512, projection="random"),
+    },
+    repeated={FULL: 3, "K=128": 3},
+)
+
+# classification
+
+NO_ATTENTION_DROPOUT = "model.attention_probs_dropout_prob=0.0"  # which keeps attention from being fused
 
 IMDB = LearningTable(
     name="imdb",
@@ -43,7 +94,10 @@ IMDB = LearningTable(
     config="imdb",
     metric="accuracy",
     data="imdb",
-    settings=(NO_ATTENTION_DROPOUT, "training.epochs=2", "training.evaluate_every=371"),
+    settings=(
+        *(NO_ATTENTION_DROPOUT, "training.epochs=1", "training.batch_size=16", "training.learning_rate=5e-4"),
+        "training.evaluate_every=371",
+    ),
     variants={
         FULL: ("model.attention=full",),
         "dynamic": (),
@@ -54,4 +108,33 @@ IMDB = LearningTable(
     repeated={FULL: 3, "dynamic": 3, "linear": 3},
 )
 
-TABLES = {table.name: table for table in (IMDB,)}
+# causal LM
+
+CAUSAL_LM = LearningTable(
+    name="causal_lm",
+    title="Causal LM on WikiText-2, N = 1,024",
+    config="wikitext2_clm",
+    metric="perplexity",
+    data="wikitext-2",
+    variants={FULL: ("model.attention=full",), "block-causal": ()},
+    seeds=3,
+)
+
+# translation
+
+TATOEBA = LearningTable(
+    name="tatoeba",
+    title="Tatoeba, English to German, sentences, K = 32",
+    config="tatoeba_en_de",
+    metric="bleu",
+    data="tatoeba-en-de",
+    variants={
+        FULL: ("model.attention=full",),
+        "Linformer encoder and cross-attention": ("model.decoder_attention=full",),
+        "Linformer everywhere": (),
+    },
+    seeds=3,
+    beams=(1, 4),
+)
+
+TABLES = {table.name: table for table in (MASKED_LM, IMDB, CAUSAL_LM, TATOEBA)}

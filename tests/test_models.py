@@ -616,6 +616,16 @@ def test_the_loss_of_several_batches_is_that_of_one(problem):
     assert_close(loss, model(input_ids, labels=labels).loss)
 
 
+def test_a_masked_lm_computes_the_logits_that_are_wanted():
+    model, input_ids = build(LinformerForMaskedLM), ids()
+    kept = torch.rand(input_ids.shape) < 0.3
+    labels = input_ids.masked_fill(~kept, -100)
+    whole, some = model(input_ids, labels=labels), model(input_ids, labels=labels, logits_to_keep=kept)
+    assert some.logits.shape == (int(kept.sum()), VOCABULARY)
+    assert_close(some.logits, whole.logits[kept])
+    assert_close(some.loss, whole.loss)
+
+
 def test_labels_need_not_be_contiguous():
     input_ids = ids(2, LENGTH + 3)[:, :LENGTH]
     for model_class in (LinformerForMaskedLM, LinformerForCausalLM, LinformerForConditionalGeneration):

@@ -277,9 +277,8 @@ def test_a_model_of_another_kind_is_no_start(tmp_path, quick, trained_run):
         assert said in refused("train", quick(task, tmp_path, **{"model": start, "tokenizer": None}))
         assert not (tmp_path / "run" / "model").exists()
     said = refused("train", quick("classification", tmp_path), f"model.from={tmp_path}")
-    assert said.startswith(
-        "model.from starts from a saved model, which has its sizes already; remove model.attention_probs_dropout"
-    )
+    assert said.startswith("model.from starts from a saved model, which has its sizes already; remove model.hidden_size")
+    assert "What may stand beside it: attention, attention_probs_dropout_prob, block_length" in said
 
 
 @pytest.mark.slow

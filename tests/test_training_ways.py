@@ -131,6 +131,38 @@ def test_a_run_starts_from_a_saved_model(tmp_path, quick, trained_run, source, t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"projection": "dynamic", "projected_length": 6, "max_position_embeddings": 48},
+        {"projection": "linear", "projected_length": 6, "sharing": "kv"},
+        {"projection": "random"},
+        {"attention": "full", "max_position_embeddings": 48},
+    ],
+    ids=lambda changes: changes.get("projection", "full"),
+)
+def test_a_run_starts_from_a_saved_model_and_attends_otherwise(tmp_path, quick, trained_run, changes):
+    """Every weight is that of the saved model, but E and F, which are as a fresh model of that kind has them."""
+    start = trained_run("masked-lm").run / "model"
+    still = {"training.learning_rate": 1e-12, "training.weight_decay": 0, "training.steps": 2}
+    command("train", quick("masked-lm", tmp_path, **still, **{"model": {"from": str(start), **changes}, "tokenizer": None}))
+    saved = tmp_path / "run" / "model"
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, saved))
+    config = read_json(saved / "config.json")
+    expected = {"projection": "none"} if "attention" in changes else changes
+    assert {name: config[name] for name in expected} == expected
+    positions = "model.embeddings.position_embeddings.weight"
+    assert after.pop(positions).shape[0] == changes.get("max_position_embeddings", 24)
+    fresh = {name for name in after if ".projection." in name}
+    assert bool(fresh) == ("attention" not in changes)
+    assert after.keys() - fresh == {name for name in before if ".projection." not in name} - {positions}
+    for name in after.keys() - fresh:
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-8)
+    for name in fresh & before.keys():
+        assert after[name].shape != before[name].shape or not torch.allclose(after[name], before[name], atol=1e-3)
+
+
+@pytest.mark.slow
 def test_pieces_of_a_batch_make_the_same_step(tmp_path, quick):
     losses = {}
     for accumulate in (1, 4):

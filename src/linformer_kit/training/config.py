@@ -146,6 +146,13 @@ class RunConfig:
         return Path(self.run)
 
 
+# what a run may change of the model it starts from: how it attends, how far it reads and what is dropped, none of which has weights
+# that could not be taken over or start fresh
+OF_ATTENTION = {
+    *("attention", "projection", "projected_length", "sharing", "rescale"),
+    *("decoder_attention", "block_length", "slots", "max_position_embeddings"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
+}
 # what follows from the tokenizer, the labels and the task
 DERIVED = {
     "vocab_size": "the tokenizer",
@@ -267,10 +274,11 @@ def check_model_keys(model: dict[str, Any]) -> None:
             model[key] = converted(value, Literal["linformer", "full"], path)
         else:
             model[key] = converted_field(value, own[key], path)
-    if "from" in model and (others := sorted(set(model) - {"from"})):
+    if "from" in model and (others := sorted(set(model) - {"from"} - OF_ATTENTION)):
         raise UserError(
             f"model.from starts from a saved model, which has its sizes already; remove model.{others[0]} "
-            "(on the command line, model='{from: FOLDER}' replaces the whole section)"
+            "(on the command line, model='{from: FOLDER}' replaces the whole section). "
+            f"What may stand beside it: {', '.join(sorted(OF_ATTENTION))}"
         )
 
     try:

@@ -30,8 +30,9 @@ The shipped files are in [src/linformer_kit/configs](../src/linformer_kit/config
 MODEL_BEGIN = """The fields of `LinformerConfig`, described one by one in [encoders.md](encoders.md#the-configuration), and two keys
 of our own:
 
-- `from`: the folder `model/` of a run, or another saved model, to start from. It has its sizes and its tokenizer, so no other key
-  of this section may stand beside it.
+- `from`: the folder `model/` of a run, or another saved model, to start from. It has its sizes and its tokenizer. Beside it may
+  stand what changes how the model attends and reads: projection, projected length, sharing, `attention: full`, the settings of
+  decoders, `max_position_embeddings`, dropout. E and F that the saved model lacks start fresh, all other weights are kept.
 - `attention`: `full` makes the full-attention twin of a Linformer, the same model with `projection: none` and
   `decoder_attention: full`."""
 

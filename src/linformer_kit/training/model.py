@@ -70,7 +70,30 @@ def load_start(config: RunConfig, tokenizer: PreTrainedTokenizerFast, model_clas
             f"model.from is {source!r}, which knows {model.config.vocab_size} tokens, but the tokenizer has {len(tokenizer)}; "
             f"set tokenizer.from={source}"
         )
-    return model
+    return with_other_attention(model, model_settings({key: value for key, value in config.model.items() if key != "from"}))
+
+
+def with_other_attention(model: PreTrainedModel, changes: dict[str, Any]) -> PreTrainedModel:
+    """The same weights in a model that attends otherwise, or reads longer inputs; E and F that it did not have start fresh.
+
+    So a model with full attention, trained on short inputs, goes on as a Linformer on long ones.
+    """
+    length = changes.get("max_position_embeddings", model.config.max_position_embeddings)
+    if length != model.config.max_position_embeddings:
+        model.resize_position_embeddings(length)
+    if all(getattr(model.config, key) == value for key, value in changes.items()):
+        return model
+    changed = type(model)(LinformerConfig.from_dict({**model.config.to_dict(), **changes}))
+    weights, fresh = model.state_dict(), changed.state_dict()
+    is_other_kind = changed.config.projection != model.config.projection
+    projections = [f"{name}." for name, module in changed.named_modules() if isinstance(module, Projection)]
+    for name in list(weights):
+        is_of_projection = any(name.startswith(each) for each in projections)
+        if name not in fresh or (is_of_projection and (is_other_kind or fresh[name].shape != weights[name].shape)):
+            del weights[name]
+    missing = changed.load_state_dict(weights, strict=False).missing_keys
+    assert all(any(name.startswith(each) for each in projections) for name in missing), missing
+    return changed
 
 
 def found_class(source: str) -> str:
@@ -80,7 +103,7 @@ def found_class(source: str) -> str:
 
 def max_length(config: RunConfig) -> int:
     """The longest input, in tokens."""
-    if "from" in config.model:
+    if "from" in config.model and "max_position_embeddings" not in config.model:
         return LinformerConfig.from_pretrained(checked_start(config)).max_position_embeddings
     return config.model.get("max_position_embeddings", LinformerConfig.max_position_embeddings)
 
