@@ -34,7 +34,7 @@ from typing import Annotated, Any
 
 import typer
 from learning_summary import summarise
-from learning_tables import DOCUMENTS, KEYS, START, TABLES, VALUES, LearningTable
+from learning_tables import DOCUMENTS, KEYS, TABLES, VALUES, LearningTable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import safe_open
@@ -63,31 +63,21 @@ class Job:
     seed: int
     data: str | None
     runs: Path
-    start: "Job | None" = None  # the run it starts from
 
     @property
     def key(self) -> dict[str, Any]:
         return {"variant": self.variant, "seed": self.seed}
 
     @property
-    def config(self) -> str:
-        """The shipped configuration."""
-        return self.table.start if self.variant == START and self.table.start else self.table.config
-
-    @property
     def overrides(self) -> list[str]:
-        """What is set beside it."""
-        if self.variant == START:
-            return []
+        """What is set beside the shipped configuration."""
         return [*self.table.settings, *self.table.variants[self.variant]]
 
     @property
     def fingerprint(self) -> str:
         """Changes with any setting that changes what is learnt."""
-        tree = dict(leaves(to_tree(load_config(self.config, self.overrides))))
+        tree = dict(leaves(to_tree(load_config(self.table.config, self.overrides))))
         settings = {key: value for key, value in tree.items() if key not in NOT_SETTINGS}
-        if self.start is not None:  # counts by its settings, not by its place
-            settings["start"] = self.start.fingerprint
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -98,10 +88,7 @@ class Job:
     def command(self) -> list[str]:
         path = [] if self.data is None else [f"data.path={json.dumps(self.data)}"]
         here = [f"run={json.dumps(str(self.folder.folder))}", f"seed={self.seed}"]
-        overrides = self.overrides
-        if self.start is not None:
-            overrides = [each.replace(START, json.dumps(str(self.start.folder.model))) for each in overrides]
-        return ["train", self.config, *overrides, *path, *here]
+        return ["train", self.table.config, *self.overrides, *path, *here]
 
 
 # running
@@ -231,15 +218,14 @@ def data_of(table: LearningTable, data: Path | None, runs: Path) -> str | None:
 
 def jobs_of(tables: list[LearningTable], data: Path | None, runs: Path) -> list[Job]:
     """Every run of these tables, the first seeds of all before the second ones."""
-    found = []
-    for table in tables:
-        path = data_of(table, data, runs)
-        start = None if table.start is None else Job(table, START, 0, path, runs)
-        found += [start] if start else []
-        found += [
-            Job(table, variant, seed, path, runs, start) for variant in table.variants for seed in range(table.seeds_of(variant))
-        ]
-    return sorted(found, key=lambda job: (job.variant != START, job.seed))
+    paths = {table.name: data_of(table, data, runs) for table in tables}
+    found = [
+        Job(table, variant, seed, paths[table.name], runs)
+        for table in tables
+        for variant in table.variants
+        for seed in range(table.seeds_of(variant))
+    ]
+    return sorted(found, key=lambda job: job.seed)
 
 
 def table_in(folder: Path, table: LearningTable) -> Table:
@@ -261,18 +247,18 @@ def interrupt(*_: object) -> None:
 
 
 def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> None:
-    """Run what is missing; first what others start from, with all cores."""
+    """Run what is missing, so many at a time."""
     tables = {job.table.name: (table_in(output, job.table), curves_in(output, job.table)) for job in jobs}
     missing = [job for job in jobs if not is_done(job, tables[job.table.name][0])]
-    # a start is needed again where its folder is gone
-    starts = [job for job in jobs if job.variant == START and (job in missing or needed_by(job, missing))]
-    rest = [job for job in missing if job.variant != START]
+    processes = Processes(max(1, (os.cpu_count() or 1) // at_once))
     signal.signal(signal.SIGTERM, interrupt)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("runs", total=len(jobs), completed=len(jobs) - len(starts) - len(rest))
-        for group, workers in ((starts, 1), (rest, at_once)):
-            for job, row, curve in results_of(group, workers):
+    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(at_once) as pool:
+        task = progress.add_task("runs", total=len(jobs), completed=len(jobs) - len(missing))
+        running = {pool.submit(run_job, job, processes): job for job in missing}
+        try:
+            for done in as_completed(running):
+                job, (row, curve) = running[done], done.result()
                 table, curves = tables[job.table.name]
                 curves.put(curve)
                 table.put([row])  # the last: with it the run counts as done
@@ -280,20 +266,6 @@ def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> No
                 shown = f"{job.table.name}: {job.variant}, seed {job.seed}: test {metric} {row[f'test_{metric}']:.4g}"
                 console.print(f"{shown}, {row['seconds_per_epoch']:.0f} s per epoch", highlight=False, soft_wrap=True)
                 progress.advance(task)
-
-
-def needed_by(start: Job, jobs: list[Job]) -> bool:
-    return not start.folder.is_finished and any(job.start == start for job in jobs)
-
-
-def results_of(jobs: list[Job], workers: int) -> Iterator[tuple[Job, dict[str, Any], list[dict[str, Any]]]]:
-    """The runs as they end, so many at a time."""
-    processes = Processes(max(1, (os.cpu_count() or 1) // workers))
-    with ThreadPoolExecutor(workers) as pool:
-        running = {pool.submit(run_job, job, processes): job for job in jobs}
-        try:
-            for done in as_completed(running):
-                yield running[done], *done.result()
         except BaseException:
             for future in running:
                 future.cancel()

@@ -1,5 +1,6 @@
 """How fast trained causal LMs generate, and how large their caches are: results/learning/causal_lm_generation.csv."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ def measure_generation(models: dict[str, Path], folder: Path, seconds: float = 2
     for length in PROMPTS:
         prompt_BN = torch.tensor([ids[:length]])
         started = {name: read(model, prompt_BN) for name, model in loaded.items()}
-        calls = {name: lambda name=name: go_on(loaded[name], started[name], TOKENS) for name in loaded}
+        calls = {name: partial(go_on, model, started[name], TOKENS) for name, model in loaded.items()}
         timings = time_interleaved(calls, budget_seconds=seconds, least_rounds=3, most_rounds=9)
         for name, model in loaded.items():
             cache = go_on(model, started[name], TOKENS)

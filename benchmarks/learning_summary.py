@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from learning_tables import FULL, START, LearningTable
+from learning_tables import FULL, LearningTable
 from matplotlib.axes import Axes
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -44,14 +44,14 @@ def summary_of(table: LearningTable, rows: Table) -> list[Row]:
     """A row per variant that was run."""
     baseline = numbers(rows.rows(variant=FULL), f"test_{table.metric}")
     found = []
-    for variant in [*([START] if table.start is not None else []), *table.variants]:
+    for variant in table.variants:
         runs = list(rows.rows(variant=variant))
         if not runs:
             continue
         values = numbers(runs, f"test_{table.metric}")
-        row = {"variant": "the start of all, N=64" if variant == START else variant, "seeds": str(len(runs))}
+        row = {"variant": variant, "seeds": str(len(runs))}
         row |= {heading: in_words(numbers(runs, column), form) for heading, (column, form) in columns_of(table).items()}
-        is_comparable = baseline and variant not in (FULL, START)
+        is_comparable = baseline and variant != FULL
         row["beside full attention"] = difference(table.metric, values, baseline) if is_comparable else ""
         row["parameters"] = f"{int(runs[0]['parameters']):,}"
         row["seconds per epoch"] = f"{statistics.fmean(numbers(runs, 'seconds_per_epoch')):.0f}"

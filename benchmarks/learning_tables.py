@@ -9,7 +9,6 @@ VALUES = (
     *("tokens_per_second", "seconds_per_epoch", "peak_mib"),
 )
 FULL = "full attention"
-START = "START"
 # so many pairs of sentences make a document
 DOCUMENTS = 25
 
@@ -25,7 +24,6 @@ class LearningTable:
     variants: dict[str, tuple[str, ...]]
     data: str | None = None  # the folder in --data; None: made by our own code
     settings: tuple[str, ...] = ()  # of all variants
-    start: str | None = None  # the configuration of a run that all others start from
     seeds: int = 1
     repeated: dict[str, int] = field(default_factory=dict)  # variants with another number of seeds
     beams: tuple[int, ...] = (1,)
@@ -38,22 +36,13 @@ class LearningTable:
 
 # masked LM
 
-
-def from_start(**model: object) -> tuple[str, ...]:
-    """The model that all start from, with other attention."""
-    settings = ", ".join(f"{name}: {value}" for name, value in model.items())
-    return (f"model={{from: {START}, {settings}}}",)
+# of every step, whatever the length
+TOKENS = 2048
 
 
-def linformer_at(length: int, **model: object) -> tuple[str, ...]:
-    """A Linformer of this length, from the common start; every step has 4,096 tokens."""
-    tokens = 4096
-    given = {"projection": "linear", "projected_length": 128, "sharing": "headwise", **model}
-    return (*from_start(**given, max_position_embeddings=length), f"training.batch_size={tokens // length}")
-
-
-def full_at(length: int) -> tuple[str, ...]:
-    return (*from_start(attention="full", max_position_embeddings=length), f"training.batch_size={4096 // length}")
+def at(length: int, *settings: str) -> tuple[str, ...]:
+    """Inputs of this length; K = 128 and E by `linear` if nothing else is said."""
+    return (f"model.max_position_embeddings={length}", f"training.batch_size={TOKENS // length}", *settings)
 
 
 MASKED_LM = LearningTable(
@@ -62,24 +51,25 @@ MASKED_LM = LearningTable(
     config="wikitext2_mlm",
     metric="perplexity",
     data="wikitext-2",
-    start="wikitext2_mlm_short",
-    settings=("training.epochs=null", "training.steps=1000", "training.evaluate_every=100", "training.learning_rate=1e-3"),
+    settings=("training.epochs=null", "training.steps=2000", "training.evaluate_every=200"),
     variants={
-        FULL: full_at(512),
-        "K=128": linformer_at(512),
-        "K=32": linformer_at(512, projected_length=32),
-        "K=64": linformer_at(512, projected_length=64),
-        "K=256": linformer_at(512, projected_length=256),
-        "sharing none": linformer_at(512, sharing="none"),
-        "sharing kv": linformer_at(512, sharing="kv"),
-        "sharing layerwise": linformer_at(512, sharing="layerwise"),
-        "N=256": linformer_at(256),
-        "N=1024": linformer_at(1024),
-        "N=2048": linformer_at(2048),
-        "dynamic": linformer_at(512, projection="dynamic"),
-        "conv": linformer_at(512, projection="conv"),
-        "mean": linformer_at(512, projection="mean"),
-        "random": linformer_at(512, projection="random"),
+        FULL: at(512, "model.attention=full"),
+        "K=128": at(512),
+        "K=32": at(512, "model.projected_length=32"),
+        "K=64": at(512, "model.projected_length=64"),
+        "K=256": at(512, "model.projected_length=256"),
+        "sharing none": at(512, "model.sharing=none"),
+        "sharing kv": at(512, "model.sharing=kv"),
+        "sharing layerwise": at(512, "model.sharing=layerwise"),
+        "N=256": at(256),
+        "N=1024": at(1024),
+        "N=2048": at(2048),
+        "dynamic": at(512, "model.projection=dynamic"),
+        "conv": at(512, "model.projection=conv"),
+        "mean": at(512, "model.projection=mean"),
+        "random": at(512, "model.projection=random"),
+        "full attention, local_width=0": at(512, "model.attention=full", "model.local_width=0"),
+        "K=128, local_width=0": at(512, "model.local_width=0"),
     },
     repeated={FULL: 3, "K=128": 3},
 )
@@ -102,10 +92,8 @@ IMDB = LearningTable(
         FULL: ("model.attention=full",),
         "dynamic": (),
         "linear": ("model.projection=linear",),
-        "conv": ("model.projection=conv",),
-        "mean": ("model.projection=mean",),
     },
-    repeated={FULL: 3, "dynamic": 3, "linear": 3},
+    seeds=3,
 )
 
 # causal LM

@@ -315,6 +315,7 @@ def expected_parameters(model_class, c):
     feed_forward = linear(width, inner) + linear(inner, width) + norm
     positions = c.max_position_embeddings * width if c.position_embedding == "learned" else 0
     words = c.vocab_size * width
+    local = (c.local_width + 1) * width if c.local_width else 0
 
     def stack(layers, causal=False, cross=False, types=c.type_vocab_size):
         lengths = c.projected_length if isinstance(c.projected_length, list) else [c.projected_length] * layers
@@ -322,7 +323,7 @@ def expected_parameters(model_class, c):
         if causal:
             total += 0 if c.decoder_attention == "full" else matrices(c.block_length, c.slots, layers)
         else:
-            total += sum(
+            total += local + sum(
                 matrices(c.max_position_embeddings, rows, 1) for rows in (lengths[:1] if c.sharing == "layerwise" else lengths)
             )
         if cross:
@@ -614,6 +615,20 @@ def test_the_loss_of_several_batches_is_that_of_one(problem):
     parts = zip(input_ids.split(2), labels.split(2), strict=True)
     loss = sum(model(part, labels=some, num_items_in_batch=labels.numel()).loss for part, some in parts)
     assert_close(loss, model(input_ids, labels=labels).loss)
+
+
+def test_neighbours_are_mixed_as_the_sum_says():
+    """Against the sum written out in float64; an encoder hears of both sides, a decoder of none."""
+    model = build(LinformerModel, local_width=5).double()
+    local, x_BNC = model.embeddings.local, torch.randn(2, LENGTH, 16, dtype=torch.double)
+    expected = x_BNC + local.bias
+    for offset in range(-2, 3):
+        for token in range(max(0, -offset), min(LENGTH, LENGTH - offset)):
+            expected[:, token] += local.weight[:, 0, offset + 2] * x_BNC[:, token + offset]
+    assert_close(local(x_BNC, None), expected)
+    assert LinformerForCausalLM(config(local_width=5)).model.embeddings.local is None
+    both = LinformerForConditionalGeneration(config(local_width=5))
+    assert (both.encoder.embeddings.local is None, both.decoder.embeddings.local is None) == (False, True)
 
 
 def test_a_masked_lm_computes_the_logits_that_are_wanted():

@@ -139,6 +139,8 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
         ({"slots": 5}, "slots=5 is more than block_length=4"),
         ({"num_attention_heads": 3}, "hidden_size=16 is not divisible by num_attention_heads=3"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_attention_heads=4 is not divisible by num_key_value_heads=3"),
+        ({"local_width": 4}, "local_width is 4; it must be odd, as many neighbours on the left as on the right, or 0 for none"),
+        ({"local_width": -1}, "local_width is -1; it must be odd"),
         ({"position_embedding": "rotary"}, "position_embedding is 'rotary'; it must be one of 'learned', 'sinusoidal', 'none'"),
         ({"decoder_attention": "casual"}, "decoder_attention is 'casual'.*did you mean 'causal'"),
         ({"classifier_pooling": "cls"}, "classifier_pooling is 'cls'; it must be one of 'mean', 'first'"),

@@ -225,6 +225,8 @@ def from_torch(source: Any, **changes: Any) -> Any:
         raise ValueError(
             "a LinformerModel with is_decoder=True has no twin in Keras; convert the LinformerForCausalLM that owns it"
         )
+    if config.local_width:
+        raise ValueError(f"local_width is {config.local_width}, which the models in Keras do not have; only 0 can be converted")
     options = {name: getattr(config, field) for name, field in NAMES.items()}
     if options["projection"] == "none":
         options |= {"projection": "linear", "full_attn": True, "rescale": False}

@@ -47,6 +47,8 @@ class LinformerConfig(PreTrainedConfig):
     - `projected_length`: how many rows keys and values are shortened to; one number, or one for each layer.
     - `sharing`: which E and F are the same: "none", "headwise", "kv" or "layerwise". `rescale`: for short inputs.
     - `position_embedding`: "learned", "sinusoidal" or "none". `norm_first`: norms before attention, or after as in BERT.
+    - `local_width`: how many neighbours, itself in the middle, each token of an encoder hears of before the first layer; odd,
+      or 0 for none.
     - `hidden_dropout_prob`, `attention_probs_dropout_prob`, `classifier_dropout`; `classifier_pooling`: "mean" over the real
       tokens, or "first".
     - Decoders: `decoder_attention` "causal" (blocks of `block_length` tokens, each shortened to `slots` rows once finished)
@@ -73,6 +75,7 @@ class LinformerConfig(PreTrainedConfig):
     sharing: str = "headwise"
     rescale: bool = False
     position_embedding: str = "learned"
+    local_width: int = 0
     norm_first: bool = True
 
     hidden_dropout_prob: float | int = 0.1
@@ -146,6 +149,10 @@ class LinformerConfig(PreTrainedConfig):
         self._check_heads()
         if self.type_vocab_size < 0:
             raise ValueError(f"type_vocab_size is {self.type_vocab_size}; it must be 0 (no token types) or more")
+        if self.local_width < 0 or (self.local_width and self.local_width % 2 == 0):
+            raise ValueError(
+                f"local_width is {self.local_width}; it must be odd, as many neighbours on the left as on the right, or 0 for none"
+            )
         if self.slots > self.block_length:
             raise ValueError(
                 f"slots={self.slots} is more than block_length={self.block_length}: a finished block is shortened to `slots` "

@@ -1,0 +1,226 @@
+"""The benchmark of learning: runs are those of `linformer train`, numbers are those of the runs, and what was run is kept."""
+
+import csv
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+
+pytest.importorskip("datasets", reason='needs pip install "linformer-kit[bench,train]"')
+
+from training_zoo import running_lines
+
+from linformer_kit import LinformerForMaskedLM
+from linformer_kit.errors import UserError
+from linformer_kit.training.config import load_config
+
+ROOT = Path(__file__).parent.parent
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / "benchmarks")  # which is no package
+    learning, learning_summary, tables = (import_module(name) for name in ("learning", "learning_summary", "learning_tables"))
+
+CONFIG = """
+task: masked-lm
+model: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32, max_position_embeddings: 24}
+data: {path: nowhere}
+tokenizer: {kind: words, min_frequency: 1}
+training: {steps: 3, batch_size: 4, log_every: 1}
+"""
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A table of two variants, and its data."""
+    (tmp_path / "counting.yaml").write_text(CONFIG)
+    folder = tmp_path / "data" / "numbers"
+    folder.mkdir(parents=True)
+    for split, lines in (("train", 60), ("valid", 10), ("test", 10)):
+        with gzip.open(folder / f"{split}.txt.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(running_lines(lines)) + "\n")
+    return tables.LearningTable(
+        name="small",
+        title="Counting",
+        config=str(tmp_path / "counting.yaml"),
+        metric="perplexity",
+        data="numbers",
+        settings=("training.evaluate_every=2",),
+        variants={tables.FULL: ("model.attention=full",), "K=4": ("model.projected_length=4",)},
+    )
+
+
+@pytest.fixture
+def call(tmp_path, small, monkeypatch):
+    def call(*names, **options):
+        monkeypatch.setitem(learning.TABLES, "small", options.pop("table", small))
+        given = {
+            "data": tmp_path / "data",
+            "output": tmp_path / "results",
+            "runs": tmp_path / "runs",
+            "at_once": 2,
+            "summary": False,
+        }
+        learning.main(list(names) or ["small"], **given | options)
+
+    yield call
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.mark.slow
+def test_a_table_is_run_kept_and_drawn(tmp_path, small, call, monkeypatch):
+    call()
+    results = tmp_path / "results"
+    found = {row["variant"]: row for row in rows_of(results / "small.csv")}
+    assert set(found) == {tables.FULL, "K=4"}
+    for name, row in found.items():
+        (run,) = (tmp_path / "runs" / "small").glob(f"{name.replace(' ', '-')}-seed0-{row['fingerprint']}")
+        evaluation, result = (json.loads((run / f"{each}.json").read_text()) for each in ("evaluation", "result"))
+        assert evaluation["split"] == "test"
+        assert float(row["test_perplexity"]) == pytest.approx(evaluation["perplexity"], rel=1e-4)
+        assert float(row["validation"]) == pytest.approx(result["validation_perplexity"], rel=1e-4)
+        model = LinformerForMaskedLM.from_pretrained(run / "model")
+        assert int(row["parameters"]) == sum(weight.numel() for weight in model.parameters())
+        assert model.config.projection == ("linear" if name == "K=4" else "none")
+        assert float(row["peak_mib"]) > 100
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validation = [(line["step"], line["validation_perplexity"]) for line in metrics if "validation_loss" in line]
+    curve = [(int(row["step"]), float(row["metric"])) for row in rows_of(results / "small_curves.csv") if row["variant"] == name]
+    assert [step for step, _ in validation] == [2, 3]
+    assert curve == [(step, pytest.approx(value, rel=1e-4)) for step, value in validation]
+
+    summary = {row["variant"]: row for row in rows_of(results / "small_summary.csv")}
+    ratio = float(found["K=4"]["test_perplexity"]) / float(found[tables.FULL]["test_perplexity"])
+    assert summary["K=4"]["beside full attention"] == f"{ratio - 1:+.1%}"
+    assert summary[tables.FULL]["beside full attention"] == ""
+    assert (results / "small.png").stat().st_size > 10_000
+
+    # nothing is run twice; a run is no longer needed once it is in the table
+    monkeypatch.setattr(learning.Processes, "run", lambda *_: pytest.fail("was run again"))
+    before = (results / "small.csv").read_bytes()
+    call()
+    assert (results / "small.csv").read_bytes() == before
+    (results / "small.png").unlink()
+    call(summary=True)
+    assert (results / "small.png").exists()
+
+
+@pytest.mark.slow
+def test_a_stopped_table_goes_on_from_its_checkpoints(tmp_path, small):
+    """SIGTERM while a run is under way: it saves its last step, and goes on from there."""
+    path = tmp_path / "counting.yaml"
+    path.write_text(path.read_text().replace("steps: 3", "steps: 5000"))
+    code = """
+import sys
+from pathlib import Path
+import typer
+sys.path.insert(0, sys.argv.pop(1))
+import learning
+folder = Path(sys.argv.pop(1))
+sizes = dict(name="small", title="", config=str(folder / "counting.yaml"), metric="perplexity", data="numbers")
+learning.TABLES["small"] = learning.LearningTable(**sizes, variants={"K=8": ("model.projected_length=8",)})
+given = dict(data=folder / "data", output=folder / "results", runs=folder / "runs", at_once=1, summary=False)
+typer.run(lambda: learning.main(["small"], **given))
+"""
+    command = [sys.executable, "-c", code, str(ROOT / "benchmarks"), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/small/*/metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; runs go on from their last checkpoints" in said
+    (log,) = (tmp_path / "runs" / "small").glob("*.log")
+    assert "Stopped and saved at step" in log.read_text()
+    assert not (tmp_path / "results" / "small.csv").exists()
+
+
+def test_a_run_counts_by_its_settings_not_by_its_place(tmp_path, small):
+    def prints(table, data="data"):
+        (tmp_path / data).mkdir(exist_ok=True)
+        (tmp_path / data / "numbers").mkdir(exist_ok=True)
+        return {job.variant: job.fingerprint for job in learning.jobs_of([table], tmp_path / data, tmp_path / "runs")}
+
+    def changed(**fields):
+        return tables.LearningTable(**{**{name: getattr(small, name) for name in small.__dataclass_fields__}, **fields})
+
+    first = prints(small)
+    assert len(set(first.values())) == 2
+    assert prints(small, "elsewhere") == first
+    assert prints(changed(seeds=3)) == first
+    assert not set(prints(changed(settings=("training.evaluate_every=3",))).values()) & set(first.values())
+    (tmp_path / "counting.yaml").write_text(CONFIG.replace("steps: 3", "steps: 4"))
+    assert not set(prints(small).values()) & set(first.values())
+
+
+def test_the_first_seeds_come_first(tmp_path, small):
+    table = tables.LearningTable(
+        **{**{name: getattr(small, name) for name in small.__dataclass_fields__}, "seeds": 2, "repeated": {"K=4": 3}}
+    )
+    jobs = [(job.variant, job.seed) for job in learning.jobs_of([table], tmp_path / "data", tmp_path / "runs")]
+    full, shortened = tables.FULL, "K=4"
+    assert jobs == [(full, 0), (shortened, 0), (full, 1), (shortened, 1), (shortened, 2)]
+
+
+@pytest.mark.parametrize("table", learning.TABLES.values(), ids=lambda table: table.name)
+def test_every_variant_of_the_published_tables_is_a_configuration(table):
+    assert tables.FULL in table.variants
+    assert set(table.repeated) <= set(table.variants)
+    trees = [load_config(table.config, [*table.settings, *given]) for given in table.variants.values()]
+    assert len({str(tree) for tree in trees}) == len(trees)
+
+
+def test_mistakes_are_told(tmp_path, call, capsys):
+    for names, options, said in (
+        (["smal"], {}, "there is no table smal; there are masked_lm"),
+        (["small"], {"data": tmp_path / "nowhere"}, "has no folder numbers; the table small needs it"),
+    ):
+        with pytest.raises(typer.Exit):
+            call(*names, **options)
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_a_failed_run_said_is_told(tmp_path, small, call, capsys):
+    (tmp_path / "data" / "numbers" / "test.txt.gz").unlink()
+    with pytest.raises(typer.Exit):
+        call()
+    assert "the data of the run has no test split" in capsys.readouterr().err
+
+
+def test_sentences_are_joined_split_by_split(tmp_path):
+    source = tmp_path / "pairs"
+    source.mkdir()
+    for split, count in (("train", 7), ("valid", 4), ("test", 2)):
+        with gzip.open(source / f"{split}.tsv.gz", "wt", encoding="utf-8") as file:
+            file.write("".join(f"{split} {number}.\tSatz „{number}“.\n" for number in range(count)))
+    folder = learning.documents(source, tmp_path / "made", 2)
+    lines = (folder / "train.tsv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "train 0. train 1.\tSatz „0“. Satz „1“."
+    assert [len((folder / f"{split}.tsv").read_text().splitlines()) for split in ("train", "valid", "test")] == [3, 2, 1]
+
+
+def test_means_and_spreads():
+    assert learning_summary.in_words([20.0, 20.5, 19.75], "{:.2f}") == "20.08 ± 0.38"
+    assert learning_summary.in_words([0.85], "{:.2%}") == "85.00%"
+    assert learning_summary.in_words([], "{:.2f}") == ""
+    assert learning_summary.difference("perplexity", [21.0], [20.0]) == "+5.0%"
+    assert learning_summary.difference("accuracy", [0.85], [0.86, 0.84]) == "+0.00"
+    assert learning_summary.difference("bleu", [20.0], [20.5]) == "-0.50"
+
+
+def test_data_that_must_be_local_is_asked_for(tmp_path, small):
+    table = tables.LearningTable(**{**{name: getattr(small, name) for name in small.__dataclass_fields__}, "is_on_hub": False})
+    with pytest.raises(UserError, match="needs local data: give --data FOLDER, with numbers/ in it"):
+        learning.jobs_of([table], None, tmp_path)
