@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench figures clean
+.PHONY: help setup demo test lint format docs bench results figures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,11 +49,15 @@ bench: setup ## measure speed and memory beside other packages; CSVs and picture
 	$(BIN)/linformer compare benchmarks/compare.yaml --output results/compare.csv
 	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv
 
+results: setup ## train what docs/results.md tells of, Linformers beside full attention (hours; resumes); DATA=FOLDER for local data
+	$(BIN)/python benchmarks/learning.py $(if $(DATA),--data $(DATA))
+
 figures: setup ## draw every picture of the README and the documents again, from the CSVs in results/
 	$(BIN)/python benchmarks/attention.py --summary
 	$(BIN)/python benchmarks/models.py --summary
 	$(BIN)/python benchmarks/keras_layers.py --summary
 	$(BIN)/python benchmarks/training.py --summary
+	$(BIN)/python benchmarks/learning.py --summary
 	$(BIN)/linformer plot results/compare.csv --output results/compare.png
 	$(BIN)/linformer plot results/compare.csv --output results/compare.svg
 	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.png

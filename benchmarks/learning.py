@@ -48,7 +48,7 @@ from linformer_kit.training.progress import read_metrics
 from linformer_kit.training.run import FREE, RunFolder, leaves
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results" / "learning"
+RESULTS = ROOT / "results"
 CURVE_KEYS, CURVE_VALUES = ("variant", "seed", "step"), ("tokens", "loss", "metric")
 # what does not change what is learnt, or is told in a column of its own
 NOT_SETTINGS = FREE | {"seed", "data.path", "data.name", "data.revision"}
@@ -102,8 +102,8 @@ class Processes:
         self.running: set[subprocess.Popen] = set()
         self.stopped = threading.Event()
 
-    def run(self, arguments: list[str], log: Path) -> float:
-        """Run `linformer` with these arguments; the peak of its memory in MiB."""
+    def run(self, arguments: list[str], log: Path) -> None:
+        """Run `linformer` with these arguments."""
         if self.stopped.is_set():
             raise KeyboardInterrupt
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -111,15 +111,13 @@ class Processes:
             command = [sys.executable, "-m", "linformer_kit.cli", *arguments]
             process = subprocess.Popen(command, stdout=output, stderr=output, env=self.environment)
             self.running.add(process)
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
+            process.wait()
             self.running.discard(process)
         if self.stopped.is_set():
             raise KeyboardInterrupt
         if process.returncode:
             last = log.read_text(encoding="utf-8").strip().splitlines()[-1:]
             raise UserError(f"linformer {' '.join(arguments)} has failed: {' '.join(last)}; all it said is in {log}")
-        return usage.ru_maxrss / 1024
 
     def stop(self) -> None:
         self.stopped.set()
@@ -130,7 +128,7 @@ class Processes:
 def run_job(job: Job, processes: Processes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train and evaluate: the row of the run, and its curve."""
     folder, log = job.folder, job.folder.folder.with_suffix(".log")
-    peak = processes.run(job.command, log)
+    processes.run(job.command, log)
     found: dict[str, Any] = {}
     for beams in job.table.beams:
         processes.run(["evaluate", str(folder.folder), "--beams", str(beams)], log)
@@ -154,7 +152,7 @@ def run_job(job: Job, processes: Processes) -> tuple[dict[str, Any], list[dict[s
         **{f"test_{name}": value for name, value in found.items()},
         "tokens_per_second": statistics.median(rates),
         "seconds_per_epoch": tokens_per_epoch / statistics.median(rates),
-        "peak_mib": peak,
+        "peak_mib": result["peak_mib"],
     }
     return row, list(curve_of(job, metrics))
 
@@ -276,7 +274,7 @@ def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> No
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Which tables; all if none is given.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with local copies of the data sets.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the tables and pictures.")] = RESULTS,
+    output: Annotated[Path, typer.Option(help="Folder of the results; tables and pictures go to learning/ in it.")] = RESULTS,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs") / "learning",
     at_once: Annotated[int, typer.Option(min=1, help="How many runs at a time; they share the cores.")] = os.cpu_count() or 1,
     summary: Annotated[bool, typer.Option(help="Only draw and summarise what is there.")] = False,
@@ -286,6 +284,7 @@ def main(
     if unknown := set(names or ()) - TABLES.keys():
         fail(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     chosen = [TABLES[name] for name in names or TABLES]
+    output = output / "learning"
     try:
         require_writable(output)
         if not summary:

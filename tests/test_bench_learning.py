@@ -80,7 +80,7 @@ def call(tmp_path, small, monkeypatch):
 @pytest.mark.slow
 def test_a_table_is_run_kept_and_drawn(tmp_path, small, call, monkeypatch):
     call()
-    results = tmp_path / "results"
+    results = tmp_path / "results" / "learning"
     found = {row["variant"]: row for row in rows_of(results / "small.csv")}
     assert set(found) == {tables.FULL, "K=4"}
     for name, row in found.items():
@@ -143,7 +143,7 @@ typer.run(lambda: learning.main(["small"], **given))
     assert "stopped; runs go on from their last checkpoints" in said
     (log,) = (tmp_path / "runs" / "small").glob("*.log")
     assert "Stopped and saved at step" in log.read_text()
-    assert not (tmp_path / "results" / "small.csv").exists()
+    assert not (tmp_path / "results" / "learning" / "small.csv").exists()
 
 
 def test_a_run_counts_by_its_settings_not_by_its_place(tmp_path, small):

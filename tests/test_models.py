@@ -323,7 +323,7 @@ def expected_parameters(model_class, c):
         if causal:
             total += 0 if c.decoder_attention == "full" else matrices(c.block_length, c.slots, layers)
         else:
-            total += local + sum(
+            total += layers * local + sum(
                 matrices(c.max_position_embeddings, rows, 1) for rows in (lengths[:1] if c.sharing == "layerwise" else lengths)
             )
         if cross:
@@ -620,15 +620,18 @@ def test_the_loss_of_several_batches_is_that_of_one(problem):
 def test_neighbours_are_mixed_as_the_sum_says():
     """Against the sum written out in float64; an encoder hears of both sides, a decoder of none."""
     model = build(LinformerModel, local_width=5).double()
-    local, x_BNC = model.embeddings.local, torch.randn(2, LENGTH, 16, dtype=torch.double)
-    expected = x_BNC + local.bias
+    layer, x_BNC = model.layers[1], torch.randn(2, LENGTH, 16, dtype=torch.double)
+    local, heard_BNC = layer.local, layer.attention_residual.norm(x_BNC)
+    expected = torch.zeros_like(x_BNC) + local.bias
     for offset in range(-2, 3):
         for token in range(max(0, -offset), min(LENGTH, LENGTH - offset)):
-            expected[:, token] += local.weight[:, 0, offset + 2] * x_BNC[:, token + offset]
-    assert_close(local(x_BNC, None), expected)
-    assert LinformerForCausalLM(config(local_width=5)).model.embeddings.local is None
+            expected[:, token] += local.weight[:, 0, offset + 2] * heard_BNC[:, token + offset]
+    assert_close(local(heard_BNC, None), expected)
+    attended = x_BNC + layer.attention(heard_BNC, None, None)[0] + expected
+    assert_close(layer(x_BNC, None, None), layer.feed_forward_residual(attended, layer.feed_forward))
+    assert LinformerForCausalLM(config(local_width=5)).model.layers[0].local is None
     both = LinformerForConditionalGeneration(config(local_width=5))
-    assert (both.encoder.embeddings.local is None, both.decoder.embeddings.local is None) == (False, True)
+    assert (both.encoder.layers[0].local is None, both.decoder.layers[0].local is None) == (False, True)
 
 
 def test_a_masked_lm_computes_the_logits_that_are_wanted():

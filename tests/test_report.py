@@ -251,9 +251,10 @@ def test_the_metrics_are_those_of_the_result(of_runs):
     result = read_json(finished / "result.json")
     metrics = {name: value for name, value in result.items() if name.startswith("validation_")}
     assert {name: first[name.replace("_", " ")][1] for name in metrics} == metrics
-    assert (first["at step"][1], first["tokens"][1], first["wall-clock"][1]) == (
-        *(result["best_step"], result["tokens"], result["seconds"]),
+    assert (first["at step"][1], first["tokens"][1], first["wall-clock"][1], first["peak memory"][1]) == (
+        *(result["best_step"], result["tokens"], result["seconds"], result["peak_mib"]),
     )
+    assert result["peak_mib"] > 100
     assert (first["evaluated on test: loss"][1], first["evaluated on test: accuracy"][1]) == (0.25, 0.875)
     # of a run that is not finished, the last evaluation
     last = read_lines(half / "metrics.jsonl")[-1]

@@ -47,8 +47,8 @@ class LinformerConfig(PreTrainedConfig):
     - `projected_length`: how many rows keys and values are shortened to; one number, or one for each layer.
     - `sharing`: which E and F are the same: "none", "headwise", "kv" or "layerwise". `rescale`: for short inputs.
     - `position_embedding`: "learned", "sinusoidal" or "none". `norm_first`: norms before attention, or after as in BERT.
-    - `local_width`: how many neighbours, itself in the middle, each token of an encoder hears of before the first layer; odd,
-      or 0 for none.
+    - `local_width`: how many neighbours, itself in the middle, each token of an encoder hears of in every layer, beside what it
+      attends to; odd, or 0 for none.
     - `hidden_dropout_prob`, `attention_probs_dropout_prob`, `classifier_dropout`; `classifier_pooling`: "mean" over the real
       tokens, or "first".
     - Decoders: `decoder_attention` "causal" (blocks of `block_length` tokens, each shortened to `slots` rows once finished)

@@ -46,7 +46,7 @@ from .validation_linformer import (
 
 
 class LinformerEmbeddings(nn.Module):
-    """Words, positions and token types, summed, normalised, dropped out; in encoders with `local_width`, neighbours mixed in."""
+    """Words, positions and token types, summed, normalised, dropped out."""
 
     def __init__(self, config: LinformerConfig):
         super().__init__()
@@ -59,54 +59,17 @@ class LinformerEmbeddings(nn.Module):
             self.position_embeddings = SinusoidalPositions(width, config.initializer_range)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.local = LocalMixing(width, config.local_width) if config.local_width and not config.is_decoder else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(
-        self, words_BNC: Tensor, position_ids: Tensor, token_type_ids: Tensor | None, mask_BN: Tensor | None = None
-    ) -> Tensor:
-        """(B, N, C) embedded words, (B or 1, N) positions, (B, N) token types, (B, N) True at real tokens to (B, N, C)."""
+    def forward(self, words_BNC: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
+        """(B, N, C) embedded words, (B or 1, N) positions, (B, N) token types to (B, N, C)."""
         embedded_BNC = words_BNC
         if self.token_type_embeddings is not None:
             types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
             embedded_BNC = embedded_BNC + self.token_type_embeddings(types)
         if self.position_embeddings is not None:
             embedded_BNC = embedded_BNC + self.position_embeddings(position_ids).to(embedded_BNC.dtype)
-        embedded_BNC = self.norm(embedded_BNC)
-        if self.local is not None:
-            embedded_BNC = self.local(embedded_BNC, mask_BN)
-        return self.dropout(embedded_BNC)
-
-
-class LocalMixing(nn.Module):
-    """`x` and a weighted sum of each token's neighbours, channel by channel: a depthwise convolution over the real tokens.
-
-    K rows for N tokens cannot tell every token from the next one, and full attention takes long to find out which of N tokens is
-    the next one. What stands beside a word is worth knowing, and costs little this way.
-    """
-
-    def __init__(self, width: int, neighbours: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, 1, neighbours))
-        self.bias = nn.Parameter(torch.empty(width))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Small enough for the sum over the neighbours to be about as large as each of them."""
-        with torch.no_grad():
-            self.weight.normal_(std=self.weight.shape[-1] ** -0.5)
-            self.bias.zero_()
-
-    def forward(self, x_BNC: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """(B, N, C) to the same; neighbours are the nearest real tokens, and there are none beyond the first and the last."""
-        real_BNC, place_BN = x_BNC, None
-        if mask_BN is not None:
-            real_BNC, _, place_BN = real_tokens_first(x_BNC, mask_BN)
-        mixed_BCN = functional.conv1d(
-            real_BNC.transpose(1, 2), self.weight, self.bias, padding=self.weight.shape[-1] // 2, groups=self.weight.shape[0]
-        )
-        mixed_BNC = mixed_BCN.transpose(1, 2)
-        return x_BNC + (mixed_BNC if place_BN is None else mixed_BNC.take_along_dim(place_BN[..., None], dim=1))
+        return self.dropout(self.norm(embedded_BNC))
 
 
 class SinusoidalPositions(nn.Module):
@@ -240,6 +203,37 @@ class Residual(nn.Module):
         return self.norm(x_BNC + self.dropout(function(x_BNC)))
 
 
+class LocalMixing(nn.Module):
+    """A weighted sum of each token's neighbours, itself in the middle, channel by channel: a depthwise convolution.
+
+    K rows for N tokens cannot tell every token from the next one, and full attention takes long to find out which of N tokens is
+    the next one. What stands beside a word is worth knowing, and costs little this way.
+    """
+
+    def __init__(self, width: int, neighbours: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, 1, neighbours))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Small enough for the sum over the neighbours to be about as large as each of them."""
+        with torch.no_grad():
+            self.weight.normal_(std=self.weight.shape[-1] ** -0.5)
+            self.bias.zero_()
+
+    def forward(self, x_BNC: Tensor, mask_BN: Tensor | None) -> Tensor:
+        """(B, N, C) to the same; neighbours are the nearest real tokens, and there are none beyond the first and the last."""
+        real_BNC, place_BN = x_BNC, None
+        if mask_BN is not None:
+            real_BNC, _, place_BN = real_tokens_first(x_BNC, mask_BN)
+        mixed_BCN = functional.conv1d(
+            real_BNC.transpose(1, 2), self.weight, self.bias, padding=self.weight.shape[-1] // 2, groups=self.weight.shape[0]
+        )
+        mixed_BNC = mixed_BCN.transpose(1, 2)
+        return mixed_BNC if place_BN is None else mixed_BNC.take_along_dim(place_BN[..., None], dim=1)
+
+
 class LinformerLayer(GradientCheckpointingLayer):
     """Attention, in decoders over a source also cross-attention, and feed-forward."""
 
@@ -247,6 +241,8 @@ class LinformerLayer(GradientCheckpointingLayer):
         super().__init__()
         self.layer_idx = layer_idx
         self.attention = (LinformerCausalSelfAttention if config.is_decoder else LinformerSelfAttention)(config, layer_idx)
+        # a decoder has the tokens of its own block before it, and must not hear of those behind
+        self.local = LocalMixing(config.hidden_size, config.local_width) if config.local_width and not config.is_decoder else None
         self.attention_residual = Residual(config)
         if config.add_cross_attention:
             self.cross_attention = LinformerCrossAttention(config, layer_idx)
@@ -266,7 +262,12 @@ class LinformerLayer(GradientCheckpointingLayer):
         need_weights: bool = False,
     ) -> Tensor:
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        x_BNC = self.attention_residual(x_BNC, lambda x: self.attention(x, mask_BN, projection, past, need_weights)[0])
+
+        def attend(x_BNC: Tensor) -> Tensor:
+            far_BNC = self.attention(x_BNC, mask_BN, projection, past, need_weights)[0]
+            return far_BNC if self.local is None else far_BNC + self.local(x_BNC, mask_BN)
+
+        x_BNC = self.attention_residual(x_BNC, attend)
         if source_BNC is not None:
             x_BNC = self.cross_attention_residual(
                 x_BNC,
@@ -428,7 +429,7 @@ class LinformerModel(LinformerPreTrainedModel):
                 f"{self.config.add_cross_attention}; a decoder over a source needs both, others neither"
             )
 
-        hidden_states = self.embeddings(words_BNC, position_ids, token_type_ids, mask_BN)
+        hidden_states = self.embeddings(words_BNC, position_ids, token_type_ids)
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         for layer in self.layers:
             hidden_states = layer(

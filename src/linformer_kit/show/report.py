@@ -29,7 +29,7 @@ EXAMPLES = 6
 READABLE_TOKENS = 48
 READABLE_CHARACTERS = 400
 # what a result holds beside metrics
-OF_TRAINING = ("best_step", "steps", "tokens", "seconds")
+OF_TRAINING = ("best_step", "steps", "tokens", "seconds", "peak_mib")
 WITH_DECODER = ("causal-lm", "translation", "denoising")
 
 
@@ -233,6 +233,7 @@ def what_came_of_it(runs: Sequence[Run]) -> Table:
         row |= {heading: NOTHING for other in rows for heading in other if heading not in row}
         seen = run.result.get("tokens") or max((line.get("tokens", 0) for line in run.metrics), default=None)
         row |= {"tokens": cell(seen), "wall-clock": cell(run.result.get("seconds"), wall_clock)}
+        row["peak memory"] = cell(run.result.get("peak_mib"), drawing.size)
     note = "Validation metrics are those of the best checkpoint, or of the last evaluation where a run is not finished. "
     return table_of("What came of it", rows, note + "Wall-clock: of the training since it was last started or resumed.")
 
