@@ -25,7 +25,7 @@ MODELS = (
 )
 # one difference from the next each, so that every option is met in some model
 CONFIGS = [
-    {"projection": "linear", "sharing": "headwise", "rescale": True},
+    {"projection": "linear", "sharing": "headwise", "rescale": True, "local_width": 5},
     {"projection": "dynamic", "sharing": "layerwise", "position_embedding": "sinusoidal"},
     {"projection": "conv", "sharing": "none", "norm_first": False, "hidden_act": "relu", "tie_word_embeddings": False},
     {"projection": "mean", "sharing": "layerwise", "head_dim": 6, "position_embedding": "none", "type_vocab_size": 0},
@@ -83,6 +83,7 @@ def test_both_sides_say_the_same_and_nothing_is_lost_on_the_way(name, number):
         "head_dim",
         "rescale",
         "position_embedding",
+        "local_width",
         "tie_word_embeddings",
         "projected_length",
     ):

@@ -14,7 +14,7 @@ from .causal import Cache, CausalLinearMultiHeadAttention
 from .checks import check_length, poison_unless
 from .options import Options
 from .projection import Projection, make_projection
-from .tokens import Tensor
+from .tokens import Tensor, real_positions
 
 
 class Source(NamedTuple):
@@ -131,6 +131,30 @@ class Residual(keras.layers.Layer):
         return joined_BNC if self.norm_first else self.norm(joined_BNC)
 
 
+class LocalMixing(keras.layers.Layer):
+    """A weighted sum of each token's neighbours, itself in the middle, channel by channel: a depthwise convolution."""
+
+    def __init__(self, neighbours: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.neighbours = neighbours
+
+    def build(self, shape: Any) -> None:
+        size = keras.initializers.RandomNormal(stddev=self.neighbours**-0.5)
+        self.weight = self.add_weight(shape=(shape[-1], 1, self.neighbours), initializer=size, name="weight")
+        self.bias = self.add_weight(shape=(shape[-1],), initializer="zeros", name="bias")
+        self.built = True
+
+    def call(self, x_BNC: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """(B, N, C) to the same; there are no neighbours beyond the first and the last real token."""
+        last, reach = self.neighbours - 1, self.neighbours // 2
+        if lengths_B is not None:
+            is_real_BN = real_positions(ops.shape(x_BNC)[1], lengths_B)
+            x_BNC = ops.where(is_real_BN[..., None], x_BNC, ops.zeros_like(x_BNC))
+        padded_BNC = ops.pad(x_BNC, [[0, 0], [reach, reach], [0, 0]])
+        weight, bias = (ops.cast(each, x_BNC.dtype) for each in (self.weight, self.bias))
+        return bias + sum(weight[:, 0, place] * padded_BNC[:, place : place - last or None] for place in range(self.neighbours))
+
+
 class LinformerLayer(keras.layers.Layer):
     """Attention, in decoders over a source also cross-attention, and feed-forward."""
 
@@ -149,6 +173,7 @@ class LinformerLayer(keras.layers.Layer):
             self.attention = LinearMultiHeadAttention(
                 **of_source, rescale=options.rescale, kernel_initializer=normal(options), name="attention"
             )
+        self.local = LocalMixing(options.local_width, name="local") if options.local_width and not is_decoder else None
         self.attention_residual = Residual(options, name="attention_residual")
         self.cross_attention = None
         if has_source:
@@ -163,6 +188,8 @@ class LinformerLayer(keras.layers.Layer):
     def build(self, _: Any = None) -> None:
         shape = (None, None, self.options.d_model)
         self.attention.build(*[shape] * (1 if self.is_decoder else 2))
+        if self.local is not None:
+            self.local.build(shape)
         self.attention_residual.build(shape)
         if self.cross_attention is not None:
             self.cross_attention.build(shape, shape)
@@ -186,6 +213,8 @@ class LinformerLayer(keras.layers.Layer):
         else:
             context = self.attention.project([queries_BNC], lengths_B, shared_projection)
             attended_BNC, _ = self.attention.attend(queries_BNC, context, training)
+        if self.local is not None:
+            attended_BNC = attended_BNC + self.local(queries_BNC, lengths_B)
         return self.rest(self.attention_residual.after(x_BNC, attended_BNC, training), source, training)
 
     def read(self, source: Source, shared_projection: Projection | None) -> KeysValues:

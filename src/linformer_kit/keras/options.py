@@ -5,6 +5,7 @@ from typing import Any
 
 from ..models.options_linformer import (
     boolean,
+    check_local_width,
     check_projection_options,
     choice,
     is_number,
@@ -30,6 +31,7 @@ class Options:
       "headwise", "kv" or "layerwise". `rescale`: make up for the rows of E that a short input leaves unused.
     - `dropout`; `attention_dropout`, by default the same. `activation` of the feed-forward: "gelu", "relu", "silu" or "tanh".
     - `positions`: "learned", "sinusoidal" or "none". `token_types`: how many kinds of tokens there are; 0 for one.
+    - `local_width`: how many neighbours, itself in the middle, each token of an encoder hears of in every layer; odd, 0 for none.
     - `norm_first`: norms before attention, or after it. `epsilon` of the norms. `initializer_range` of the weights.
     - `pad_id`: the id of padding; None if there is none. `tied`: words of input and output are one matrix.
     - Decoders: `decoder_attention` "causal" (blocks of `block_length` tokens, each shortened to `slots` rows once finished) or
@@ -54,6 +56,7 @@ class Options:
     activation: str = "gelu"
     positions: str = "learned"
     token_types: int = 0
+    local_width: int = 0
     norm_first: bool = True
     epsilon: float = 1e-12
     initializer_range: float = 0.02
@@ -89,6 +92,7 @@ class Options:
         probability("dropout", self.dropout)
         if self.attention_dropout is not None:
             probability("attention_dropout", self.attention_dropout)
+        check_local_width(self.local_width)
         choice("activation", self.activation, ACTIVATIONS)
         choice("positions", self.positions, POSITIONS)
         choice("decoder_attention", self.decoder_attention, DECODER_ATTENTIONS)

@@ -40,6 +40,7 @@ NAMES = {
     "activation": "hidden_act",
     "positions": "position_embedding",
     "token_types": "type_vocab_size",
+    "local_width": "local_width",
     "norm_first": "norm_first",
     "epsilon": "layer_norm_eps",
     "initializer_range": "initializer_range",
@@ -100,6 +101,9 @@ def of_norm(layer: keras.layers.LayerNormalization, name: str) -> Twins:
 
 def of_layer(layer: LinformerLayer, name: str) -> Twins:
     yield from of_attention(layer.attention, f"{name}attention.")
+    if layer.local is not None:
+        yield f"{name}local.weight", layer.local.weight
+        yield f"{name}local.bias", layer.local.bias
     yield from of_norm(layer.attention_residual.norm, f"{name}attention_residual.norm")
     if layer.cross_attention is not None:
         yield from of_attention(layer.cross_attention, f"{name}cross_attention.")
@@ -225,8 +229,6 @@ def from_torch(source: Any, **changes: Any) -> Any:
         raise ValueError(
             "a LinformerModel with is_decoder=True has no twin in Keras; convert the LinformerForCausalLM that owns it"
         )
-    if config.local_width:
-        raise ValueError(f"local_width is {config.local_width}, which the models in Keras do not have; only 0 can be converted")
     options = {name: getattr(config, field) for name, field in NAMES.items()}
     if options["projection"] == "none":
         options |= {"projection": "linear", "full_attn": True, "rescale": False}

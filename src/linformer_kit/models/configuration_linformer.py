@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
-from .options_linformer import check_projection_options, choice, nearest_of, positive_integer, probability
+from .options_linformer import check_local_width, check_projection_options, choice, nearest_of, positive_integer, probability
 
 POSITIONS = ("learned", "sinusoidal", "none")
 DECODER_ATTENTIONS = ("full", "causal")
@@ -149,10 +149,7 @@ class LinformerConfig(PreTrainedConfig):
         self._check_heads()
         if self.type_vocab_size < 0:
             raise ValueError(f"type_vocab_size is {self.type_vocab_size}; it must be 0 (no token types) or more")
-        if self.local_width < 0 or (self.local_width and self.local_width % 2 == 0):
-            raise ValueError(
-                f"local_width is {self.local_width}; it must be odd, as many neighbours on the left as on the right, or 0 for none"
-            )
+        check_local_width(self.local_width)
         if self.slots > self.block_length:
             raise ValueError(
                 f"slots={self.slots} is more than block_length={self.block_length}: a finished block is shortened to `slots` "

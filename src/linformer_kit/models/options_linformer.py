@@ -101,3 +101,9 @@ def check_projection_options(projection: str, max_length: int, projected_length:
             f"rescale=True makes up for the rows of E that a short input leaves unused, but projection={projection!r} "
             "uses none of a fixed length; drop rescale, or use projection='linear', 'random' or 'conv'"
         )
+
+
+def check_local_width(width: int) -> None:
+    """Neighbours are as many on the left as on the right."""
+    if type(width) is not int or width < 0 or (width and width % 2 == 0):
+        raise ValueError(f"local_width is {width!r}; it must be odd, as many neighbours on the left as on the right, or 0 for none")
