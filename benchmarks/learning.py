@@ -5,7 +5,7 @@ python benchmarks/learning.py --data FOLDER masked_lm imdb       # some of them
 python benchmarks/learning.py --summary                          # the pictures and summaries again, from the CSVs
 
 Writes to results/learning/, for each table: NAME.csv (a row per run), NAME_curves.csv (its evaluations), NAME_summary.csv (mean and
-spread over seeds) and NAME.png.
+spread over seeds) and NAME.png; and causal_lm_generation.csv.
 
 - A run is `linformer train` with a shipped configuration and what learning_tables.py sets beside it, then `linformer evaluate` on
   the test split. The best checkpoint is chosen on the validation split; nothing is ever chosen by the test split.
@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from learning_generation import GENERATION, measure_generation
 from learning_summary import summarise
-from learning_tables import DOCUMENTS, KEYS, TABLES, VALUES, LearningTable
+from learning_tables import CAUSAL_LM, DOCUMENTS, KEYS, TABLES, VALUES, LearningTable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import safe_open
@@ -43,7 +44,8 @@ from linformer_kit.bench.run import alone_in, fail, require_writable
 from linformer_kit.bench.table import Table
 from linformer_kit.errors import UserError
 from linformer_kit.files import write_atomically
-from linformer_kit.training.config import load_config, to_tree
+from linformer_kit.models.configuration_linformer import LinformerConfig
+from linformer_kit.training.config import DERIVED, load_config, model_settings, to_tree
 from linformer_kit.training.progress import read_metrics
 from linformer_kit.training.run import FREE, RunFolder, leaves
 
@@ -75,9 +77,11 @@ class Job:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any setting that changes what is learnt."""
-        tree = dict(leaves(to_tree(load_config(self.table.config, self.overrides))))
-        settings = {key: value for key, value in tree.items() if key not in NOT_SETTINGS}
+        """Changes with any setting that changes what is learnt; the model counts as it is built, defaults filled in."""
+        config = load_config(self.table.config, self.overrides)
+        model = LinformerConfig(**model_settings(config.model)).to_dict()
+        tree = to_tree(config) | {"model": {name: model[name] for name in LinformerConfig.__annotations__ if name not in DERIVED}}
+        settings = {key: value for key, value in leaves(tree) if key not in NOT_SETTINGS}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -289,7 +293,11 @@ def main(
         require_writable(output)
         if not summary:
             with alone_in(output):
-                run_all(jobs_of(chosen, data, runs.resolve()), output, at_once, console)
+                jobs = jobs_of(chosen, data, runs.resolve())
+                run_all(jobs, output, at_once, console)
+                generators = {job.variant: job.folder.model for job in jobs if job.table is CAUSAL_LM and job.seed == 0}
+                if generators and not (output / GENERATION).exists() and all(path.is_dir() for path in generators.values()):
+                    measure_generation(generators, output)
         for table in chosen:
             if (output / f"{table.name}.csv").exists():
                 summarise(table, table_in(output, table), curves_in(output, table), output, console)

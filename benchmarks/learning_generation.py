@@ -12,7 +12,7 @@ from linformer_kit.bench.measure import time_interleaved
 from linformer_kit.bench.table import write_rows
 from linformer_kit.drawing import short_number
 
-TABLE = "causal_lm_generation.csv"
+GENERATION = "causal_lm_generation.csv"
 TOKENS = 256
 # a beginning for them to go on with, repeated until it is long enough; what it says does not matter for the time
 BEGINNING = "The history of the town begins in the twelfth century , when a bridge was built over the river . "
@@ -40,4 +40,4 @@ def measure_generation(models: dict[str, Path], folder: Path, seconds: float = 2
                     "cache in KiB at the end": short_number(cache.nbytes / 1024),
                 }
             )
-    write_rows(folder / TABLE, rows)
+    write_rows(folder / GENERATION, rows)

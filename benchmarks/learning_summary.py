@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from learning_tables import FULL, LearningTable
 from matplotlib.axes import Axes
@@ -54,8 +55,9 @@ def summary_of(table: LearningTable, rows: Table) -> list[Row]:
         is_comparable = baseline and variant != FULL
         row["beside full attention"] = difference(table.metric, values, baseline) if is_comparable else ""
         row["parameters"] = f"{int(runs[0]['parameters']):,}"
-        row["seconds per epoch"] = f"{statistics.fmean(numbers(runs, 'seconds_per_epoch')):.0f}"
-        row["peak MiB"] = f"{statistics.fmean(numbers(runs, 'peak_mib')):.0f}"
+        for heading, column in (("seconds per epoch", "seconds_per_epoch"), ("peak MiB", "peak_mib")):
+            costs = numbers(runs, column)
+            row[heading] = f"{statistics.median(costs):.0f}" if costs else "–"
         found.append(row)
     return found
 
@@ -89,17 +91,17 @@ def draw_values(axes: Axes, table: LearningTable, rows: Table) -> None:
 def draw_curves(axes: Axes, table: LearningTable, curves: Table) -> None:
     """The validation metric of the first seed over the tokens read."""
     scale = 100 if table.metric == "accuracy" else 1
-    palette = [colour for colour in drawing.PALETTE for _ in range(1)]
     others = [variant for variant in table.variants if variant != FULL]
     for variant in table.variants:
         points = sorted((float(row["tokens"]), scale * float(row["metric"])) for row in curves.rows(variant=variant, seed=0))
         if not points:
             continue
-        place = 0 if variant == FULL else others.index(variant)
-        look = {"color": drawing.BLACK, "linewidth": 2.4} if variant == FULL else {"color": palette[place % len(palette)]}
-        style = "-" if variant == FULL else ("-", "--", ":")[place // len(palette) % 3]
+        look: dict[str, Any] = {"color": drawing.BLACK, "linewidth": 2.4}
+        if variant != FULL:
+            round_, place = divmod(others.index(variant), len(drawing.PALETTE))
+            look = {"color": drawing.PALETTE[place], "linestyle": ("-", "--", ":")[round_ % 3]}
         xs, ys = zip(*points, strict=True)
-        axes.plot([x / 1e6 for x in xs], ys, linestyle=style, label=variant, **look)
+        axes.plot([x / 1e6 for x in xs], ys, label=variant, **look)
     axes.set_xlabel("million tokens")
     metric = "accuracy in %" if table.metric == "accuracy" else "perplexity"
     axes.set_ylabel(f"validation {metric}")

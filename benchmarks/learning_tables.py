@@ -41,8 +41,9 @@ TOKENS = 2048
 
 
 def at(length: int, *settings: str) -> tuple[str, ...]:
-    """Inputs of this length; K = 128 and E by `linear` if nothing else is said."""
-    return (f"model.max_position_embeddings={length}", f"training.batch_size={TOKENS // length}", *settings)
+    """Inputs of this length; K = 128 and a learned E, as in the paper, if nothing else is said."""
+    paper = "model.projection=linear"
+    return (f"model.max_position_embeddings={length}", f"training.batch_size={TOKENS // length}", paper, *settings)
 
 
 MASKED_LM = LearningTable(
@@ -68,6 +69,7 @@ MASKED_LM = LearningTable(
         "N=256": at(256),
         "N=1024": at(1024),
         "N=2048": at(2048),
+        "K=128, projection_rate=1": at(512, "training.projection_rate=1"),
         "full attention, local_width=0": at(512, "model.attention=full", "model.local_width=0"),
         "K=128, local_width=0": at(512, "model.local_width=0"),
     },

@@ -627,7 +627,7 @@ def test_neighbours_are_mixed_as_the_sum_says():
         for token in range(max(0, -offset), min(LENGTH, LENGTH - offset)):
             expected[:, token] += local.weight[:, 0, offset + 2] * heard_BNC[:, token + offset]
     assert_close(local(heard_BNC, None), expected)
-    attended = x_BNC + layer.attention(heard_BNC, None, None)[0] + expected
+    attended = x_BNC + layer.attention(heard_BNC, None, None, None, False)[0] + expected
     assert_close(layer(x_BNC, None, None), layer.feed_forward_residual(attended, layer.feed_forward))
     assert LinformerForCausalLM(config(local_width=5)).model.layers[0].local is None
     both = LinformerForConditionalGeneration(config(local_width=5))

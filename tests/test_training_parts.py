@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from torch.nn import functional
+from transformers import TrainingArguments
 
 from linformer_kit import LinformerConfig, LinformerForSequenceClassification
 from linformer_kit.errors import UserError
@@ -41,7 +42,7 @@ from linformer_kit.training.run import RunFolder, differences
 from linformer_kit.training.tokenizer import SPECIAL, train_tokenizer
 from linformer_kit.training.tokens import blocks, digest
 from linformer_kit.training.train import best_checkpoint, make_trainer
-from linformer_kit.training.trainer import evaluation_is_due, evaluations_without_gain
+from linformer_kit.training.trainer import LinformerTrainer, evaluation_is_due, evaluations_without_gain
 
 QUIET = Console(quiet=True)
 
@@ -397,6 +398,28 @@ def test_padding_to_the_longest_and_a_mask_only_where_there_is_padding():
     }
     batch = pad([{"input_ids": np.array([1, 2]), "labels": np.int64(1)}, {"input_ids": np.array([3, 4]), "labels": np.int64(0)}])
     assert {name: tensor.tolist() for name, tensor in batch.items()} == {"input_ids": [[1, 2], [3, 4]], "labels": [1, 0]}
+
+
+# optimizer
+
+
+@pytest.mark.parametrize(
+    ("projection", "share"), [("linear", 0.1), ("linear", 1.0), ("dynamic", 0.1), ("random", 0.1), ("none", 0.1)]
+)
+def test_a_learned_E_moves_more_slowly_than_the_rest(write, tmp_path, projection, share):
+    overrides = (f"model.projection={projection}", f"training.projection_rate={share}", "training.learning_rate=0.5")
+    sizes = ("model.hidden_size=16", "model.num_hidden_layers=2", "model.num_attention_heads=2", "model.intermediate_size=24")
+    config = write(SMALL, *sizes, *overrides)
+    model = build_model(config, train_tokenizer(TokenizerConfig(kind="bytes"), []), ["a", "b"])
+    arguments = TrainingArguments(output_dir=str(tmp_path), learning_rate=0.5, weight_decay=0.01, use_cpu=True, report_to=[])
+    groups = LinformerTrainer(config=config, keep=1, model=model, args=arguments).create_optimizer().param_groups
+    rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
+    names = dict(model.named_parameters())
+    assert len(rates) == sum(len(group["params"]) for group in groups) == len(names)
+    slow = {name for name, parameter in names.items() if rates[id(parameter)] != 0.5}
+    assert slow == ({name for name in names if ".projection." in name} if projection == "linear" and share != 1 else set())
+    assert all(rates[id(names[name])] == pytest.approx(0.05) for name in slow)
+    assert len(slow) == (0 if projection != "linear" or share == 1 else 2)
 
 
 # metrics

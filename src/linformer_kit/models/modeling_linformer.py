@@ -231,7 +231,8 @@ class LocalMixing(nn.Module):
             real_BNC.transpose(1, 2), self.weight, self.bias, padding=self.weight.shape[-1] // 2, groups=self.weight.shape[0]
         )
         mixed_BNC = mixed_BCN.transpose(1, 2)
-        return mixed_BNC if place_BN is None else mixed_BNC.take_along_dim(place_BN[..., None], dim=1)
+        # not take_along_dim, which no graph for several lengths can hold
+        return mixed_BNC if place_BN is None else mixed_BNC.gather(1, place_BN[..., None].expand_as(mixed_BNC))
 
 
 class LinformerLayer(GradientCheckpointingLayer):

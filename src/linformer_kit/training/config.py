@@ -96,6 +96,9 @@ class TrainingConfig:
         int, "in how many pieces, one after the other, a process works through its share of a batch", AT_LEAST_1
     ] = 1
     learning_rate: Annotated[float, "at its highest", POSITIVE] = 5e-4
+    projection_rate: Annotated[
+        float, "of a learned E (`projection: linear`): its learning rate, as a share of the others'", POSITIVE
+    ] = 0.1
     schedule: Annotated[Literal["cosine", "linear", "constant"], "how the learning rate falls after the warm-up"] = "cosine"
     warmup: Annotated[float, "share of the steps in which the learning rate rises", SHARE] = 0.06
     weight_decay: Annotated[float, "of AdamW; norms and biases are left alone", NOT_NEGATIVE] = 0.01

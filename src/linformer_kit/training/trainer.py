@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..errors import UserError
+from ..models.projection_linformer import LinearProjection
 from .batches import IGNORED, Examples, InBuckets
 from .checkpoint import (
     PREFIX,
@@ -91,6 +92,29 @@ class LinformerTrainer(Trainer):
             else inputs["input_ids"].new_tensor(inputs["input_ids"].numel())
         )
         self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum())
+
+    # optimizer
+
+    def create_optimizer(self, model=None):
+        """As always, but a learned E moves more slowly than the rest.
+
+        A column of E weighs N tokens, a few of which matter. Steps as large as those of other weights add up, over the tokens
+        that do not matter, to more noise than the few have signal; docs/results.md shows what that costs.
+        """
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        slow = {
+            id(module.weight)
+            for module in self.model.modules()
+            if isinstance(module, LinearProjection) and isinstance(module.weight, nn.Parameter)
+        }
+        if is_new and slow and self.config.training.projection_rate != 1:
+            for group in list(optimizer.param_groups):
+                of_E = [parameter for parameter in group["params"] if id(parameter) in slow]
+                if of_E:
+                    group["params"] = [parameter for parameter in group["params"] if id(parameter) not in slow]
+                    optimizer.add_param_group({**group, "params": of_E, "lr": group["lr"] * self.config.training.projection_rate})
+        return optimizer
 
     # loss
 
