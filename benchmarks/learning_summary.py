@@ -7,6 +7,7 @@ from typing import Any
 
 from learning_tables import FULL, LearningTable
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -105,6 +106,11 @@ def draw_curves(axes: Axes, table: LearningTable, curves: Table) -> None:
     axes.set_xlabel("million tokens")
     metric = "accuracy in %" if table.metric == "accuracy" else "perplexity"
     axes.set_ylabel(f"validation {metric}")
+    if table.metric != "accuracy":  # perplexity falls from the size of the vocabulary
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 3, 5, 7)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: drawing.short_number(value)))
     axes.set_title("While training, first seed", loc="left", fontsize=11, fontweight="bold")
     drawing.calm(axes)
 
