@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ from typing import Annotated, Any
 import typer
 from learning_generation import GENERATION, measure_generation
 from learning_summary import summarise
-from learning_tables import CAUSAL_LM, DOCUMENTS, KEYS, TABLES, VALUES, LearningTable
+from learning_tables import CAUSAL_LM, KEYS, SENTENCES, TABLES, VALUES, LearningTable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import safe_open
@@ -65,6 +65,7 @@ class Job:
     seed: int
     data: str | None
     runs: Path
+    start: "Job | None" = None  # the run whose model this one goes on from
 
     @property
     def key(self) -> dict[str, Any]:
@@ -78,21 +79,28 @@ class Job:
     @property
     def fingerprint(self) -> str:
         """Changes with any setting that changes what is learnt; the model counts as it is built, defaults filled in."""
-        config = load_config(self.table.config, self.overrides)
+        config = load_config(self.table.config, [*self.going_on("START"), *self.overrides])
         model = LinformerConfig(**model_settings(config.model)).to_dict()
         tree = to_tree(config) | {"model": {name: model[name] for name in LinformerConfig.__annotations__ if name not in DERIVED}}
         settings = {key: value for key, value in leaves(tree) if key not in NOT_SETTINGS}
+        if self.start is not None:
+            settings["start"] = self.start.fingerprint
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
     def folder(self) -> RunFolder:
         return RunFolder(self.runs / self.table.name / f"{self.variant}-seed{self.seed}-{self.fingerprint}".replace(" ", "-"))
 
+    def going_on(self, model: str) -> list[str]:
+        """The sizes are those of the model it starts from, if it starts from one."""
+        return [] if self.start is None else [f"model={{from: {json.dumps(model)}}}"]
+
     @property
     def command(self) -> list[str]:
+        start = self.going_on("" if self.start is None else str(self.start.folder.model))
         path = [] if self.data is None else [f"data.path={json.dumps(self.data)}"]
         here = [f"run={json.dumps(str(self.folder.folder))}", f"seed={self.seed}"]
-        return ["train", self.table.config, *self.overrides, *path, *here]
+        return ["train", self.table.config, *start, *self.overrides, *path, *here]
 
 
 # running
@@ -129,8 +137,10 @@ class Processes:
             process.send_signal(signal.SIGTERM)
 
 
-def run_job(job: Job, processes: Processes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train and evaluate: the row of the run, and its curve."""
+def run_job(job: Job, processes: Processes, start: Future | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train and evaluate, once the run it starts from has ended: the row of the run, and its curve."""
+    if start is not None:
+        start.result()
     folder, log = job.folder, job.folder.folder.with_suffix(".log")
     processes.run(job.command, log)
     found: dict[str, Any] = {}
@@ -212,7 +222,7 @@ def data_of(table: LearningTable, data: Path | None, runs: Path) -> str | None:
     folder = data / table.data
     if not folder.is_dir():
         raise UserError(f"--data is {data}, which has no folder {table.data}; the table {table.name} needs it")
-    return str(documents(folder, runs / "data", DOCUMENTS) if table.is_joined else folder)
+    return str(documents(folder, runs / "data", SENTENCES) if table.is_joined else folder)
 
 
 # all of it
@@ -220,14 +230,29 @@ def data_of(table: LearningTable, data: Path | None, runs: Path) -> str | None:
 
 def jobs_of(tables: list[LearningTable], data: Path | None, runs: Path) -> list[Job]:
     """Every run of these tables, the first seeds of all before the second ones."""
-    paths = {table.name: data_of(table, data, runs) for table in tables}
+
+    def job_of(table: LearningTable, variant: str, seed: int) -> Job:
+        start = None if table.starts_from is None else job_of(TABLES[table.starts_from], variant, seed)
+        return Job(table, variant, seed, paths[table.name], runs, start)
+
+    starts = [TABLES[table.starts_from] for table in tables if table.starts_from is not None]
+    paths = {table.name: data_of(table, data, runs) for table in (*tables, *starts)}
     found = [
-        Job(table, variant, seed, paths[table.name], runs)
-        for table in tables
-        for variant in table.variants
-        for seed in range(table.seeds_of(variant))
+        job_of(table, variant, seed) for table in tables for variant in table.variants for seed in range(table.seeds_of(variant))
     ]
     return sorted(found, key=lambda job: job.seed)
+
+
+def missing_of(jobs: list[Job], tables: dict[str, tuple[Table, Table]]) -> list[Job]:
+    """What is still to be run, in this order; a run that another one starts from is run again if its model is gone."""
+    found: dict[Path, Job] = {}
+    for job in jobs:
+        if is_done(job, tables[job.table.name][0]):
+            continue
+        if job.start is not None and not job.start.folder.result.exists():
+            found.setdefault(job.start.folder.folder, job.start)
+        found.setdefault(job.folder.folder, job)
+    return list(found.values())
 
 
 def table_in(folder: Path, table: LearningTable) -> Table:
@@ -250,14 +275,20 @@ def interrupt(*_: object) -> None:
 
 def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> None:
     """Run what is missing, so many at a time."""
-    tables = {job.table.name: (table_in(output, job.table), curves_in(output, job.table)) for job in jobs}
-    missing = [job for job in jobs if not is_done(job, tables[job.table.name][0])]
+    names = {job.table.name: job.table for each in jobs for job in (each, each.start) if job is not None}
+    tables = {name: (table_in(output, table), curves_in(output, table)) for name, table in names.items()}
+    missing = missing_of(jobs, tables)
     processes = Processes(max(1, (os.cpu_count() or 1) // at_once))
     signal.signal(signal.SIGTERM, interrupt)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress, ThreadPoolExecutor(at_once) as pool:
-        task = progress.add_task("runs", total=len(jobs), completed=len(jobs) - len(missing))
-        running = {pool.submit(run_job, job, processes): job for job in missing}
+        task = progress.add_task("runs", total=len(missing))
+        running: dict[Future, Job] = {}
+        futures: dict[Path, Future] = {}
+        for job in missing:
+            start = None if job.start is None else futures.get(job.start.folder.folder)
+            future = futures[job.folder.folder] = pool.submit(run_job, job, processes, start)
+            running[future] = job
         try:
             for done in as_completed(running):
                 job, (row, curve) = running[done], done.result()

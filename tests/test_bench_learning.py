@@ -1,6 +1,7 @@
 """The benchmark of learning: runs are those of `linformer train`, numbers are those of the runs, and what was run is kept."""
 
 import csv
+import dataclasses
 import gzip
 import json
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 pytest.importorskip("datasets", reason='needs pip install "linformer-kit[bench,train]"')
 
@@ -146,28 +148,50 @@ typer.run(lambda: learning.main(["small"], **given))
     assert not (tmp_path / "results" / "learning" / "small.csv").exists()
 
 
+@pytest.mark.slow
+def test_a_table_goes_on_from_the_models_of_another(tmp_path, small, call, monkeypatch):
+    """The runs it starts from are run if their models are not there; each variant starts from its own twin."""
+    longer = dataclasses.replace(small, name="longer", starts_from="small", settings=("model.max_position_embeddings=48",))
+    monkeypatch.setitem(learning.TABLES, "longer", longer)
+    call("longer")
+    results = tmp_path / "results" / "learning"
+    assert [len(rows_of(results / f"{name}.csv")) for name in ("small", "longer")] == [2, 2]
+    for row in rows_of(results / "longer.csv"):
+        (run,) = (tmp_path / "runs" / "longer").glob(f"*-{row['fingerprint']}")
+        start = yaml.safe_load((run / "config.yaml").read_text())["model"]["from"]
+        assert Path(start).parent.name.startswith(row["variant"].replace(" ", "-"))
+        model = LinformerForMaskedLM.from_pretrained(run / "model")
+        assert model.config.max_position_embeddings == 48
+        assert model.config.hidden_size == 16
+        assert model.config.projection == ("linear" if row["variant"] == "K=4" else "none")
+
+    # other models to start from make it another table, which needs them again
+    before = {row["fingerprint"] for row in rows_of(results / "longer.csv")}
+    monkeypatch.setitem(learning.TABLES, "small", dataclasses.replace(small, settings=("training.evaluate_every=3",)))
+    jobs = learning.jobs_of([longer], tmp_path / "data", tmp_path / "runs")
+    assert not before & {job.fingerprint for job in jobs}
+    there = {name: (learning.table_in(results, learning.TABLES[name]), None) for name in ("small", "longer")}
+    missing = [(job.table.name, job.variant) for job in learning.missing_of(jobs, there)]
+    assert missing == [("small", tables.FULL), ("longer", tables.FULL), ("small", "K=4"), ("longer", "K=4")]
+
+
 def test_a_run_counts_by_its_settings_not_by_its_place(tmp_path, small):
     def prints(table, data="data"):
         (tmp_path / data).mkdir(exist_ok=True)
         (tmp_path / data / "numbers").mkdir(exist_ok=True)
         return {job.variant: job.fingerprint for job in learning.jobs_of([table], tmp_path / data, tmp_path / "runs")}
 
-    def changed(**fields):
-        return tables.LearningTable(**{**{name: getattr(small, name) for name in small.__dataclass_fields__}, **fields})
-
     first = prints(small)
     assert len(set(first.values())) == 2
     assert prints(small, "elsewhere") == first
-    assert prints(changed(seeds=3)) == first
-    assert not set(prints(changed(settings=("training.evaluate_every=3",))).values()) & set(first.values())
+    assert prints(dataclasses.replace(small, seeds=3)) == first
+    assert not set(prints(dataclasses.replace(small, settings=("training.evaluate_every=3",))).values()) & set(first.values())
     (tmp_path / "counting.yaml").write_text(CONFIG.replace("steps: 3", "steps: 4"))
     assert not set(prints(small).values()) & set(first.values())
 
 
 def test_the_first_seeds_come_first(tmp_path, small):
-    table = tables.LearningTable(
-        **{**{name: getattr(small, name) for name in small.__dataclass_fields__}, "seeds": 2, "repeated": {"K=4": 3}}
-    )
+    table = dataclasses.replace(small, seeds=2, repeated={"K=4": 3})
     jobs = [(job.variant, job.seed) for job in learning.jobs_of([table], tmp_path / "data", tmp_path / "runs")]
     full, shortened = tables.FULL, "K=4"
     assert jobs == [(full, 0), (shortened, 0), (full, 1), (shortened, 1), (shortened, 2)]
@@ -177,6 +201,10 @@ def test_the_first_seeds_come_first(tmp_path, small):
 def test_every_variant_of_the_published_tables_is_a_configuration(table):
     assert tables.FULL in table.variants
     assert set(table.repeated) <= set(table.variants)
+    assert not (table.is_joined and table.is_on_hub)  # what is joined is a copy
+    if table.starts_from is not None:
+        start = tables.TABLES[table.starts_from]
+        assert all(start.seeds_of(variant) >= table.seeds_of(variant) for variant in table.variants)
     trees = [load_config(table.config, [*table.settings, *given]) for given in table.variants.values()]
     assert len({str(tree) for tree in trees}) == len(trees)
 
@@ -221,6 +249,6 @@ def test_means_and_spreads():
 
 
 def test_data_that_must_be_local_is_asked_for(tmp_path, small):
-    table = tables.LearningTable(**{**{name: getattr(small, name) for name in small.__dataclass_fields__}, "is_on_hub": False})
+    table = dataclasses.replace(small, is_on_hub=False)
     with pytest.raises(UserError, match="needs local data: give --data FOLDER, with numbers/ in it"):
         learning.jobs_of([table], None, tmp_path)
