@@ -5,7 +5,7 @@ python benchmarks/learning.py --data FOLDER masked_lm imdb       # some of them
 python benchmarks/learning.py --summary                          # the pictures and summaries again, from the CSVs
 
 Writes to results/learning/, for each table: NAME.csv (a row per run), NAME_curves.csv (its evaluations), NAME_summary.csv (mean and
-spread over seeds) and NAME.png; and causal_lm_generation.csv.
+spread over seeds) and NAME.png; causal_lm_generation.csv; overview.csv and overview.png, all tables side by side.
 
 - A run is `linformer train` with a shipped configuration and what learning_tables.py sets beside it, then `linformer evaluate` on
   the test split. The best checkpoint is chosen on the validation split; nothing is ever chosen by the test split.
@@ -34,7 +34,7 @@ from typing import Annotated, Any
 
 import typer
 from learning_generation import GENERATION, measure_generation
-from learning_summary import summarise
+from learning_summary import overview, summarise
 from learning_tables import CAUSAL_LM, KEYS, SENTENCES, TABLES, VALUES, LearningTable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -306,6 +306,13 @@ def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> No
             raise
 
 
+def generate_with(jobs: list[Job], output: Path) -> None:
+    """Measure how the causal LMs generate, unless that was done or one of them is not there yet."""
+    models = {job.variant: job.folder.model for job in jobs if job.table is CAUSAL_LM and job.seed == 0}
+    if models and not (output / GENERATION).exists() and all(path.is_dir() for path in models.values()):
+        measure_generation(models, output)
+
+
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Which tables; all if none is given.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with local copies of the data sets.")] = None,
@@ -325,13 +332,14 @@ def main(
         if not summary:
             with alone_in(output):
                 jobs = jobs_of(chosen, data, runs.resolve())
+                generate_with(jobs, output)  # before others run beside it
                 run_all(jobs, output, at_once, console)
-                generators = {job.variant: job.folder.model for job in jobs if job.table is CAUSAL_LM and job.seed == 0}
-                if generators and not (output / GENERATION).exists() and all(path.is_dir() for path in generators.values()):
-                    measure_generation(generators, output)
-        for table in chosen:
-            if (output / f"{table.name}.csv").exists():
+                generate_with(jobs, output)
+        there = [table for table in TABLES.values() if (output / f"{table.name}.csv").exists()]
+        for table in there:
+            if table in chosen:
                 summarise(table, table_in(output, table), curves_in(output, table), output, console)
+        overview([(table, table_in(output, table)) for table in there], output)
     except KeyboardInterrupt:
         print("stopped; runs go on from their last checkpoints with the same command", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 from linformer_kit import drawing
 from linformer_kit.bench.table import Row, Table, write_rows
 
+OVERVIEW = "overview"
 FORMATS = {"perplexity": "{:.2f}", "accuracy": "{:.2%}", "bleu": "{:.2f}", "chrf": "{:.2f}"}
 IN_WORDS = {"perplexity": "test perplexity (lower is better)", "accuracy": "test accuracy", "bleu": "test BLEU"}
 
@@ -135,3 +136,64 @@ def summarise(table: LearningTable, rows: Table, curves: Table, output: Path, co
         shown.add_row(*row.values())
     console.print(shown)
     draw(table, rows, curves, output / f"{table.name}.png")
+
+
+# all tables side by side
+
+Found = list[tuple[LearningTable, Table]]
+
+
+def overview_of(tables: Found) -> list[Row]:
+    """A row per table: full attention, the recommended Linformer, and how much faster its epochs are."""
+    rows = []
+    for table, runs in tables:
+        full, linformer = (list(runs.rows(variant=variant)) for variant in (FULL, table.recommended))
+        column, form = f"test_{table.metric}", FORMATS[table.metric]
+        values, baseline = numbers(linformer, column), numbers(full, column)
+        seconds = [statistics.median(numbers(each, "seconds_per_epoch")) for each in (full, linformer)]
+        rows.append(
+            {
+                "job": table.title,
+                "Linformer": table.recommended,
+                "metric": {"bleu": "BLEU"}.get(table.metric, table.metric),
+                "measured with full attention": in_words(baseline, form),
+                "measured with Linformer": in_words(values, form),
+                "difference": difference(table.metric, values, baseline),
+                "times as fast": f"{seconds[0] / seconds[1]:.2f}",
+            }
+        )
+    return rows
+
+
+def draw_overview(tables: Found, rows: list[Row], path: Path) -> None:
+    """How good and how fast the recommended Linformer of each table is, full attention being 100 % and 1."""
+    figure, (left, right) = drawing.new_figure(1, 2, width=11, height=1.6 + 0.5 * len(rows))
+    for place, ((table, runs), row) in enumerate(zip(tables, rows, strict=True)):
+        column = f"test_{table.metric}"
+        full = statistics.fmean(numbers(runs.rows(variant=FULL), column))
+        for variant, colour in ((FULL, drawing.GREY), (table.recommended, drawing.BLUE)):
+            for value in numbers(runs.rows(variant=variant), column):
+                share = full / value if table.metric == "perplexity" else value / full
+                left.plot(100 * share, place, "o", color=colour, alpha=0.6, markersize=7)
+        right.barh(place, float(row["times as fast"]), color=drawing.BLUE, height=0.5)
+    for axes, one in ((left, 100), (right, 1)):
+        axes.axvline(one, color=drawing.GREY, linewidth=1, linestyle="--")
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        drawing.calm(axes)
+    left.set_yticks(range(len(rows)), [f"{table.title}\n{table.recommended}" for table, _ in tables])
+    right.set_yticks([])
+    left.set_xlabel("accuracy, BLEU or 1 / perplexity, in % of full attention's (grey)")
+    left.set_title("How good", loc="left", fontsize=11, fontweight="bold")
+    right.set_xlabel("epochs in the time of one with full attention")
+    right.set_title("How fast it trains", loc="left", fontsize=11, fontweight="bold")
+    drawing.footnote(figure, "every seed a dot; `python benchmarks/learning.py`")
+    drawing.save(figure, path)
+
+
+def overview(tables: Found, output: Path) -> None:
+    """All tables that have both, as CSV and picture."""
+    complete = [(table, runs) for table, runs in tables if all(list(runs.rows(variant=each)) for each in (FULL, table.recommended))]
+    if complete:
+        rows = overview_of(complete)
+        write_rows(output / f"{OVERVIEW}.csv", rows)
+        draw_overview(complete, rows, output / f"{OVERVIEW}.png")

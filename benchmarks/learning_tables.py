@@ -22,6 +22,7 @@ class LearningTable:
     config: str  # a shipped one
     metric: str  # perplexity (lower is better), accuracy or bleu
     variants: dict[str, tuple[str, ...]]
+    recommended: str  # the variant to set beside full attention where there is room for one
     data: str | None = None  # the folder in --data; None: made by our own code
     settings: tuple[str, ...] = ()  # of all variants
     seeds: int = 1
@@ -49,9 +50,10 @@ def at(length: int, *settings: str) -> tuple[str, ...]:
 
 MASKED_LM = LearningTable(
     name="masked_lm",
-    title="Masked LM on WikiText-2",
+    title="Masked LM, WikiText-2, N = 512",
     config="wikitext2_mlm",
     metric="perplexity",
+    recommended="dynamic",
     data="wikitext-2",
     settings=("training.epochs=null", "training.steps=2000", "training.evaluate_every=200"),
     variants={
@@ -83,9 +85,10 @@ NO_ATTENTION_DROPOUT = "model.attention_probs_dropout_prob=0.0"  # which keeps a
 
 IMDB = LearningTable(
     name="imdb",
-    title="IMDB, BPE, N = 1,024, K = 128",
+    title="Sentiment, IMDB, N = 1,024",
     config="imdb",
     metric="accuracy",
+    recommended="dynamic",
     data="imdb",
     settings=(
         *(NO_ATTENTION_DROPOUT, "training.epochs=1", "training.batch_size=16", "training.learning_rate=5e-4"),
@@ -98,9 +101,10 @@ IMDB = LearningTable(
 # 1,600 reviews are too few to learn to read from
 MOVIE_REVIEWS = LearningTable(
     name="movie_reviews",
-    title="Long film reviews, N = 2,048, K = 128, going on from the models of IMDB",
+    title="Sentiment, long film reviews, N = 2,048",
     config="imdb",
     metric="accuracy",
+    recommended="dynamic",
     data="movie-reviews",
     starts_from="imdb",
     settings=(
@@ -114,9 +118,10 @@ MOVIE_REVIEWS = LearningTable(
 
 IMDB_BYTES = LearningTable(
     name="imdb_bytes",
-    title="IMDB, bytes, N = 2,048, K = 128",
+    title="Sentiment, IMDB as bytes, N = 2,048",
     config="imdb_bytes",
     metric="accuracy",
+    recommended="dynamic",
     data="imdb",
     settings=("training.epochs=1", "training.evaluate_every=371"),
     variants={FULL: ("model.attention=full",), "dynamic": ()},
@@ -126,9 +131,10 @@ IMDB_BYTES = LearningTable(
 
 CAUSAL_LM = LearningTable(
     name="causal_lm",
-    title="Causal LM on WikiText-2, N = 1,024",
+    title="Causal LM, WikiText-2, N = 1,024",
     config="wikitext2_clm",
     metric="perplexity",
+    recommended="block-causal",
     data="wikitext-2",
     variants={FULL: ("model.attention=full",), "block-causal": ()},
     seeds=3,
@@ -138,9 +144,10 @@ CAUSAL_LM = LearningTable(
 
 TATOEBA = LearningTable(
     name="tatoeba",
-    title="Tatoeba, English to German, sentences, K = 32",
+    title="Translation, Tatoeba, sentences",
     config="tatoeba_en_de",
     metric="bleu",
+    recommended="Linformer everywhere",
     data="tatoeba-en-de",
     variants={
         FULL: ("model.attention=full",),
@@ -153,9 +160,10 @@ TATOEBA = LearningTable(
 
 DOCUMENTS = LearningTable(
     name="documents",
-    title=f"Tatoeba, documents of {SENTENCES} sentences, K = 64, going on from the models of sentences",
+    title=f"Translation, Tatoeba, documents of {SENTENCES} sentences",
     config="tatoeba_en_de",
     metric="bleu",
+    recommended="Linformer everywhere",
     data="tatoeba-en-de",
     starts_from="tatoeba",
     settings=(

@@ -59,6 +59,7 @@ def small(tmp_path):
         data="numbers",
         settings=("training.evaluate_every=2",),
         variants={tables.FULL: ("model.attention=full",), "K=4": ("model.projected_length=4",)},
+        recommended="K=4",
     )
 
 
@@ -107,6 +108,14 @@ def test_a_table_is_run_kept_and_drawn(tmp_path, small, call, monkeypatch):
     assert summary[tables.FULL]["beside full attention"] == ""
     assert (results / "small.png").stat().st_size > 10_000
 
+    (overview,) = rows_of(results / "overview.csv")
+    assert overview["measured with Linformer"] == summary["K=4"]["measured perplexity"]
+    assert overview["measured with full attention"] == summary[tables.FULL]["measured perplexity"]
+    assert overview["difference"] == summary["K=4"]["beside full attention"]
+    seconds = [float(found[variant]["seconds_per_epoch"]) for variant in (tables.FULL, "K=4")]
+    assert overview["times as fast"] == f"{seconds[0] / seconds[1]:.2f}"
+    assert (results / "overview.png").stat().st_size > 10_000
+
     # nothing is run twice; a run is no longer needed once it is in the table
     monkeypatch.setattr(learning.Processes, "run", lambda *_: pytest.fail("was run again"))
     before = (results / "small.csv").read_bytes()
@@ -130,7 +139,7 @@ sys.path.insert(0, sys.argv.pop(1))
 import learning
 folder = Path(sys.argv.pop(1))
 sizes = dict(name="small", title="", config=str(folder / "counting.yaml"), metric="perplexity", data="numbers")
-learning.TABLES["small"] = learning.LearningTable(**sizes, variants={"K=8": ("model.projected_length=8",)})
+learning.TABLES["small"] = learning.LearningTable(**sizes, variants={"K=8": ("model.projected_length=8",)}, recommended="K=8")
 given = dict(data=folder / "data", output=folder / "results", runs=folder / "runs", at_once=1, summary=False)
 typer.run(lambda: learning.main(["small"], **given))
 """
@@ -199,7 +208,7 @@ def test_the_first_seeds_come_first(tmp_path, small):
 
 @pytest.mark.parametrize("table", learning.TABLES.values(), ids=lambda table: table.name)
 def test_every_variant_of_the_published_tables_is_a_configuration(table):
-    assert tables.FULL in table.variants
+    assert {tables.FULL, table.recommended} <= set(table.variants)
     assert set(table.repeated) <= set(table.variants)
     assert not (table.is_joined and table.is_on_hub)  # what is joined is a copy
     if table.starts_from is not None:
