@@ -232,10 +232,13 @@ def jobs_of(tables: list[LearningTable], data: Path | None, runs: Path) -> list[
     """Every run of these tables, the first seeds of all before the second ones."""
 
     def job_of(table: LearningTable, variant: str, seed: int) -> Job:
-        start = None if table.starts_from is None else job_of(TABLES[table.starts_from], variant, seed)
+        start = None
+        if table.starts_from is not None:
+            name, other = table.starts_from
+            start = job_of(TABLES[name], other or variant, seed)
         return Job(table, variant, seed, paths[table.name], runs, start)
 
-    starts = [TABLES[table.starts_from] for table in tables if table.starts_from is not None]
+    starts = [TABLES[table.starts_from[0]] for table in tables if table.starts_from is not None]
     paths = {table.name: data_of(table, data, runs) for table in (*tables, *starts)}
     found = [
         job_of(table, variant, seed) for table in tables for variant in table.variants for seed in range(table.seeds_of(variant))

@@ -10,7 +10,6 @@ from linformer_kit import LinformerForCausalLM
 from linformer_kit.bench.generation import go_on, read
 from linformer_kit.bench.measure import time_interleaved
 from linformer_kit.bench.table import write_rows
-from linformer_kit.drawing import short_number
 
 GENERATION = "causal_lm_generation.csv"
 TOKENS = 256
@@ -37,7 +36,7 @@ def measure_generation(models: dict[str, Path], folder: Path, seconds: float = 2
                     "prompt": str(length),
                     "new tokens": str(TOKENS),
                     "measured tokens per second": f"{TOKENS / (timings[name].median or 1):.0f}",
-                    "cache in KiB at the end": short_number(cache.nbytes / 1024),
+                    "cache in KiB at the end": f"{cache.nbytes / 1024:,.0f}",
                 }
             )
     write_rows(folder / GENERATION, rows)

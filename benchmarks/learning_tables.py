@@ -30,7 +30,8 @@ class LearningTable:
     beams: tuple[int, ...] = (1,)
     is_on_hub: bool = True  # the configuration names a source that needs no local copy
     is_joined: bool = False  # sentences joined into documents
-    starts_from: str | None = None  # the table whose run of the same variant and seed each run goes on from
+    # the table, and the variant (None: the same one), whose run with the same seed each run goes on from
+    starts_from: tuple[str, str | None] | None = None
 
     def seeds_of(self, variant: str) -> int:
         return self.repeated.get(variant, self.seeds)
@@ -106,7 +107,7 @@ MOVIE_REVIEWS = LearningTable(
     metric="accuracy",
     recommended="dynamic",
     data="movie-reviews",
-    starts_from="imdb",
+    starts_from=("imdb", None),
     settings=(
         *(NO_ATTENTION_DROPOUT, "model.max_position_embeddings=2048"),
         *("training.epochs=3", "training.batch_size=8", "training.learning_rate=2e-4"),
@@ -142,19 +143,27 @@ CAUSAL_LM = LearningTable(
 
 # translation
 
+
+def as_linformer(*settings: str) -> tuple[str, ...]:
+    """What had full attention goes on as a Linformer; with at most K tokens to attend to, `mean` is full attention."""
+    return ("model.projection=mean", "model.projected_length=64", "model.block_length=32", "model.slots=8", *settings)
+
+
+ENCODER, EVERYWHERE = "Linformer encoder and cross-attention", "Linformer everywhere"
+
 TATOEBA = LearningTable(
     name="tatoeba",
     title="Translation, Tatoeba, sentences",
     config="tatoeba_en_de",
     metric="bleu",
-    recommended="Linformer everywhere",
+    recommended=EVERYWHERE,
     data="tatoeba-en-de",
     variants={
         FULL: ("model.attention=full",),
-        "Linformer encoder and cross-attention": ("model.decoder_attention=full",),
-        "Linformer everywhere": (),
+        ENCODER: ("model.decoder_attention=full",),
+        EVERYWHERE: (),
+        f"{ENCODER}, dynamic": ("model.decoder_attention=full", "model.projection=dynamic"),
     },
-    seeds=3,
     beams=(1, 4),
 )
 
@@ -163,14 +172,19 @@ DOCUMENTS = LearningTable(
     title=f"Translation, Tatoeba, documents of {SENTENCES} sentences",
     config="tatoeba_en_de",
     metric="bleu",
-    recommended="Linformer everywhere",
+    recommended=EVERYWHERE,
     data="tatoeba-en-de",
-    starts_from="tatoeba",
+    starts_from=("tatoeba", FULL),
     settings=(
-        *("model.max_position_embeddings=512", "model.projected_length=64"),
-        *("training.epochs=2", "training.batch_size=8", "training.learning_rate=1e-3"),
+        *("model.max_position_embeddings=512", "training.epochs=2", "training.batch_size=8", "training.learning_rate=1e-3"),
+        "training.evaluate_every=412",
     ),
-    variants=TATOEBA.variants,
+    variants={
+        FULL: ("model.attention=full",),
+        ENCODER: as_linformer("model.decoder_attention=full"),
+        EVERYWHERE: as_linformer("model.decoder_attention=causal"),
+        f"{ENCODER}, dynamic": as_linformer("model.decoder_attention=full", "model.projection=dynamic"),
+    },
     beams=(1, 4),
     is_on_hub=False,
     is_joined=True,
