@@ -176,8 +176,8 @@ DOCUMENTS = LearningTable(
     data="tatoeba-en-de",
     starts_from=("tatoeba", FULL),
     settings=(
-        *("model.max_position_embeddings=512", "training.epochs=2", "training.batch_size=8", "training.learning_rate=1e-3"),
-        "training.evaluate_every=412",
+        *("model.max_position_embeddings=512", "training.epochs=2", "training.batch_size=16", "training.learning_rate=1e-3"),
+        "training.evaluate_every=396",
     ),
     variants={
         FULL: ("model.attention=full",),

@@ -238,15 +238,20 @@ def test_what_a_failed_run_said_is_told(tmp_path, small, call, capsys):
 
 
 def test_sentences_are_joined_split_by_split(tmp_path):
+    """Held-out documents have so many sentences; those to train on have one, two and three in turn, none lost or doubled."""
     source = tmp_path / "pairs"
     source.mkdir()
-    for split, count in (("train", 7), ("valid", 4), ("test", 2)):
+    for split, count in (("train", 15), ("valid", 7), ("test", 3)):
         with gzip.open(source / f"{split}.tsv.gz", "wt", encoding="utf-8") as file:
             file.write("".join(f"{split} {number}.\tSatz „{number}“.\n" for number in range(count)))
-    folder = learning.documents(source, tmp_path / "made", 2)
-    lines = (folder / "train.tsv").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "train 0. train 1.\tSatz „0“. Satz „1“."
-    assert [len((folder / f"{split}.tsv").read_text().splitlines()) for split in ("train", "valid", "test")] == [3, 2, 1]
+    folder = learning.documents(source, tmp_path / "made", 3)
+    read = {split: (folder / f"{split}.tsv").read_text(encoding="utf-8").splitlines() for split in ("train", "valid", "test")}
+    assert read["valid"][0] == "valid 0. valid 1. valid 2.\tSatz „0“. Satz „1“. Satz „2“."
+    assert [len(read[split]) for split in ("valid", "test")] == [2, 1]
+    sizes = [line.count("Satz") for line in read["train"]]
+    assert sorted(sizes[:3]) == sorted(sizes[3:6]) == [1, 2, 3]
+    text = " ".join(line.split("\t")[0] for line in read["train"])
+    assert text == " ".join(f"train {number}." for number in range(sum(sizes)))
 
 
 def test_means_and_spreads():
