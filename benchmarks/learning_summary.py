@@ -1,6 +1,7 @@
 """What models have learnt: for each table a summary, mean and spread over seeds, and a picture."""
 
 import statistics
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,8 @@ def draw_values(axes: Axes, table: LearningTable, rows: Table) -> None:
         axes.plot(statistics.fmean(values), place, "|", color=colour, markersize=18, markeredgewidth=2)
         if variant == FULL:
             axes.axvline(statistics.fmean(values), color=drawing.GREY, linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(variants)), variants)
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(variants)), [textwrap.fill(variant, 24) for variant in variants])
+    axes.set_ylim(len(variants) - 0.5, -0.5)
     axes.set_xlabel(IN_WORDS[table.metric] + (" in %" if table.metric == "accuracy" else ""))
     axes.set_title("At the end", loc="left", fontsize=11, fontweight="bold")
     drawing.calm(axes)
@@ -180,7 +181,7 @@ def draw_overview(tables: Found, rows: list[Row], path: Path) -> None:
         axes.axvline(one, color=drawing.GREY, linewidth=1, linestyle="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
         drawing.calm(axes)
-    left.set_yticks(range(len(rows)), [f"{table.title}\n{table.recommended}" for table, _ in tables])
+    left.set_yticks(range(len(rows)), [f"{table.title}\n({table.recommended})" for table, _ in tables])
     right.set_yticks([])
     left.set_xlabel("accuracy, BLEU or 1 / perplexity, in % of full attention's (grey)")
     left.set_title("How good", loc="left", fontsize=11, fontweight="bold")
