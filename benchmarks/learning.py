@@ -35,7 +35,7 @@ from typing import Annotated, Any
 import typer
 from learning_generation import GENERATION, measure_generation
 from learning_summary import overview, summarise
-from learning_tables import CAUSAL_LM, KEYS, SENTENCES, TABLES, VALUES, LearningTable
+from learning_tables import CAUSAL_LM, KEYS, TABLES, VALUES, LearningTable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import safe_open
@@ -231,10 +231,16 @@ def data_of(table: LearningTable, data: Path | None, runs: Path) -> str | None:
     folder = data / table.data
     if not folder.is_dir():
         raise UserError(f"--data is {data}, which has no folder {table.data}; the table {table.name} needs it")
-    return str(documents(folder, runs / "data", SENTENCES) if table.is_joined else folder)
+    return str(documents(folder, runs / "data", table.sentences) if table.sentences > 1 else folder)
 
 
 # all of it
+
+
+def with_starts(tables: list[LearningTable]) -> list[LearningTable]:
+    """These tables and those whose models they start from."""
+    starts = [TABLES[table.starts_from[0]] for table in tables if table.starts_from is not None]
+    return [*tables, *with_starts(starts)] if starts else tables
 
 
 def jobs_of(tables: list[LearningTable], data: Path | None, runs: Path) -> list[Job]:
@@ -247,23 +253,25 @@ def jobs_of(tables: list[LearningTable], data: Path | None, runs: Path) -> list[
             start = job_of(TABLES[name], other or variant, seed)
         return Job(table, variant, seed, paths[table.name], runs, start)
 
-    starts = [TABLES[table.starts_from[0]] for table in tables if table.starts_from is not None]
-    paths = {table.name: data_of(table, data, runs) for table in (*tables, *starts)}
+    paths = {table.name: data_of(table, data, runs) for table in with_starts(tables)}
     found = [
         job_of(table, variant, seed) for table in tables for variant in table.variants for seed in range(table.seeds_of(variant))
     ]
     return sorted(found, key=lambda job: job.seed)
 
 
-def missing_of(jobs: list[Job], tables: dict[str, tuple[Table, Table]]) -> list[Job]:
+def missing_of(jobs: list[Job], tables: dict[str, Table]) -> list[Job]:
     """What is still to be run, in this order; a run that another one starts from is run again if its model is gone."""
     found: dict[Path, Job] = {}
-    for job in jobs:
-        if is_done(job, tables[job.table.name][0]):
-            continue
+
+    def add(job: Job) -> None:
         if job.start is not None and not job.start.folder.result.exists():
-            found.setdefault(job.start.folder.folder, job.start)
+            add(job.start)
         found.setdefault(job.folder.folder, job)
+
+    for job in jobs:
+        if not is_done(job, tables[job.table.name]):
+            add(job)
     return list(found.values())
 
 
@@ -287,8 +295,9 @@ def interrupt(*_: object) -> None:
 
 def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> None:
     """Run what is missing, so many at a time."""
-    names = {job.table.name: job.table for each in jobs for job in (each, each.start) if job is not None}
-    tables = {name: (table_in(output, table), curves_in(output, table)) for name, table in names.items()}
+    there = {table.name: table for table in with_starts([job.table for job in jobs])}
+    tables = {name: table_in(output, table) for name, table in there.items()}
+    curves = {name: curves_in(output, table) for name, table in there.items()}
     missing = missing_of(jobs, tables)
     processes = Processes(max(1, (os.cpu_count() or 1) // at_once))
     signal.signal(signal.SIGTERM, interrupt)
@@ -304,9 +313,8 @@ def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> No
         try:
             for done in as_completed(running):
                 job, (row, curve) = running[done], done.result()
-                table, curves = tables[job.table.name]
-                curves.put(curve)
-                table.put([row])  # the last: with it the run counts as done
+                curves[job.table.name].put(curve)
+                tables[job.table.name].put([row])  # the last: with it the run counts as done
                 metric = job.table.metric
                 shown = f"{job.table.name}: {job.variant}, seed {job.seed}: test {metric} {row[f'test_{metric}']:.4g}"
                 console.print(f"{shown}, {row['seconds_per_epoch']:.0f} s per epoch", highlight=False, soft_wrap=True)
@@ -338,6 +346,9 @@ def main(
     if unknown := set(names or ()) - TABLES.keys():
         fail(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     chosen = [TABLES[name] for name in names or TABLES]
+    if not (names or data or summary) and (local := [table.name for table in chosen if not table.is_on_hub]):
+        console.print(f"left out, because they need --data FOLDER: {', '.join(local)}")
+        chosen = [table for table in chosen if table.is_on_hub]
     output = output / "learning"
     try:
         require_writable(output)

@@ -74,7 +74,7 @@ def call(tmp_path, small, monkeypatch):
             "at_once": 2,
             "summary": False,
         }
-        learning.main(list(names) or ["small"], **given | options)
+        learning.main(options.pop("names", list(names) or ["small"]), **given | options)
 
     yield call
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -179,7 +179,7 @@ def test_a_table_goes_on_from_the_models_of_another(tmp_path, small, call, monke
     monkeypatch.setitem(learning.TABLES, "small", dataclasses.replace(small, settings=("training.evaluate_every=3",)))
     jobs = learning.jobs_of([longer], tmp_path / "data", tmp_path / "runs")
     assert not before & {job.fingerprint for job in jobs}
-    there = {name: (learning.table_in(results, learning.TABLES[name]), None) for name in ("small", "longer")}
+    there = {name: learning.table_in(results, learning.TABLES[name]) for name in ("small", "longer")}
     missing = [(job.table.name, job.variant) for job in learning.missing_of(jobs, there)]
     assert missing == [("small", tables.FULL), ("longer", tables.FULL), ("small", "K=4"), ("longer", "K=4")]
 
@@ -210,7 +210,7 @@ def test_the_first_seeds_come_first(tmp_path, small):
 def test_every_variant_of_the_published_tables_is_a_configuration(table):
     assert {tables.FULL, table.recommended} <= set(table.variants)
     assert set(table.repeated) <= set(table.variants)
-    assert not (table.is_joined and table.is_on_hub)  # what is joined is a copy
+    assert table.sentences == 1 or not table.is_on_hub  # what is joined is a copy
     if table.starts_from is not None:
         name, other = table.starts_from
         start = tables.TABLES[name]
@@ -267,3 +267,14 @@ def test_data_that_must_be_local_is_asked_for(tmp_path, small):
     table = dataclasses.replace(small, is_on_hub=False)
     with pytest.raises(UserError, match="needs local data: give --data FOLDER, with numbers/ in it"):
         learning.jobs_of([table], None, tmp_path)
+
+
+def test_without_local_data_what_needs_it_is_left_out(small, call, monkeypatch, capsys):
+    monkeypatch.setattr(learning, "TABLES", {"small": small, "local": dataclasses.replace(small, name="local", is_on_hub=False)})
+    run = []
+    monkeypatch.setattr(learning, "run_all", lambda jobs, *_: run.extend(job.table.name for job in jobs))
+    call(names=None, data=None)
+    assert set(run) == {"small"}
+    assert "left out, because they need --data FOLDER: local" in capsys.readouterr().out
+    call(names=None, data=None, summary=True)  # which needs no data
+    assert "left out" not in capsys.readouterr().out
