@@ -79,28 +79,30 @@ class Job:
     @property
     def fingerprint(self) -> str:
         """Changes with any setting that changes what is learnt; the model counts as it is built, defaults filled in."""
-        config = load_config(self.table.config, [*self.going_on("START"), *self.overrides])
+        config = load_config(self.table.config, [*self.from_start, *self.overrides])
         model = LinformerConfig(**model_settings(config.model)).to_dict()
         tree = to_tree(config) | {"model": {name: model[name] for name in LinformerConfig.__annotations__ if name not in DERIVED}}
         settings = {key: value for key, value in leaves(tree) if key not in NOT_SETTINGS}
         if self.start is not None:
             settings["start"] = self.start.fingerprint
+        if self.table.sentences > 1:
+            settings["sentences"] = self.table.sentences
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
     def folder(self) -> RunFolder:
         return RunFolder(self.runs / self.table.name / f"{self.variant}-seed{self.seed}-{self.fingerprint}".replace(" ", "-"))
 
-    def going_on(self, model: str) -> list[str]:
-        """The sizes are those of the model it starts from, if it starts from one."""
-        return [] if self.start is None else [f"model={{from: {json.dumps(model)}}}"]
+    @property
+    def from_start(self) -> list[str]:
+        """The model to start from, if there is one, in place of the sizes in the configuration."""
+        return [] if self.start is None else [f"model={{from: {json.dumps(str(self.start.folder.model))}}}"]
 
     @property
     def command(self) -> list[str]:
-        start = self.going_on("" if self.start is None else str(self.start.folder.model))
         path = [] if self.data is None else [f"data.path={json.dumps(self.data)}"]
         here = [f"run={json.dumps(str(self.folder.folder))}", f"seed={self.seed}"]
-        return ["train", self.table.config, *start, *self.overrides, *path, *here]
+        return ["train", self.table.config, *self.from_start, *self.overrides, *path, *here]
 
 
 # running
@@ -201,8 +203,8 @@ def parameters_of(folder: Path) -> int:
 def documents(source: Path, folder: Path, pairs: int) -> Path:
     """Translations of several hundred tokens: so many pairs of Tatoeba, as they come, joined into one, split by split.
 
-    Those to train on have 1, 8, 15, 22, 4, … pairs, every number up to `pairs` as often as any other: what follows what
-    is learnt on the short ones first. The held-out ones are all as long as can be.
+    Those to train on have 1, 2, … pairs and then 1 again, so that there are easy ones among them; all of those held out have as many
+    as can be.
     """
     target = folder / f"{source.name}-joined-{pairs}"
     for split in ("train", "valid", "test"):
@@ -214,7 +216,7 @@ def documents(source: Path, folder: Path, pairs: int) -> Path:
             lines.append(" ".join(row[0] for row in joined) + "\t" + " ".join(row[1] for row in joined))
             start += size
             if split == "train":
-                size = 1 + (size + 6) % pairs
+                size = 1 + size % pairs
         target.mkdir(parents=True, exist_ok=True)
         write_atomically(target / f"{split}.tsv", lambda part, lines=lines: part.write_text("\n".join(lines) + "\n", "utf-8"))
     return target

@@ -197,4 +197,4 @@ DOCUMENTS = replace(
     settings=("training.epochs=3", "training.batch_size=16", "training.learning_rate=1e-3", "training.evaluate_every=396"),
 )
 
-TABLES = {table.name: table for table in (MASKED_LM, IMDB, IMDB_BYTES, CAUSAL_LM, TATOEBA, MOVIE_REVIEWS, PASSAGES, DOCUMENTS)}
+TABLES = {table.name: table for table in (MASKED_LM, IMDB, IMDB_BYTES, MOVIE_REVIEWS, CAUSAL_LM, TATOEBA, PASSAGES, DOCUMENTS)}
