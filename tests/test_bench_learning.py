@@ -194,7 +194,8 @@ def test_a_run_counts_by_its_settings_not_by_its_place(tmp_path, small):
     assert len(set(first.values())) == 2
     assert prints(small, "elsewhere") == first
     assert prints(dataclasses.replace(small, seeds=3)) == first
-    assert not set(prints(dataclasses.replace(small, starts_from=("small", None))).values()) & set(first.values())
+    joined = learning.Job(dataclasses.replace(small, sentences=2), "K=4", 0, None, tmp_path)
+    assert joined.fingerprint != dataclasses.replace(joined, table=small).fingerprint == first["K=4"]
     assert not set(prints(dataclasses.replace(small, settings=("training.evaluate_every=3",))).values()) & set(first.values())
     (tmp_path / "counting.yaml").write_text(CONFIG.replace("steps: 3", "steps: 4"))
     assert not set(prints(small).values()) & set(first.values())
