@@ -203,8 +203,7 @@ def parameters_of(folder: Path) -> int:
 def documents(source: Path, folder: Path, pairs: int) -> Path:
     """Translations of several hundred tokens: so many pairs of Tatoeba, as they come, joined into one, split by split.
 
-    Those to train on have 1, 2, … pairs and then 1 again, so that there are easy ones among them; all those held out have as many as
-    can be.
+    Those to train on have 1, 2, … pairs and then 1 again, so that there are easy ones among them; all those held out have `pairs`.
     """
     target = folder / f"{source.name}-joined-{pairs}"
     for split in ("train", "valid", "test"):
