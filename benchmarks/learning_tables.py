@@ -123,7 +123,12 @@ IMDB_BYTES = LearningTable(
     recommended="dynamic",
     data="imdb",
     settings=("training.epochs=1", "training.evaluate_every=371"),
-    variants={FULL: ("model.attention=full",), "dynamic": ()},
+    variants={
+        FULL: ("model.attention=full",),
+        "dynamic": (),
+        "dynamic, sharing none": ("model.sharing=none",),
+        "dynamic, 2 epochs": ("training.epochs=2",),  # which take less time than one with full attention
+    },
 )
 
 # causal LM

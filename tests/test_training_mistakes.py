@@ -14,6 +14,7 @@ from training_zoo import (
     read_json,
     refused,
     running_lines,
+    the_error,
     trained_quickly,
     write_jsonl,
     write_lines,
@@ -133,9 +134,10 @@ def test_columns_and_labels_that_are_not_there(tmp_path):
     assert "data.columns.label is 'stars', but the train split" in refused("prepare", path, "data.columns.label=stars")
     assert "data.validation is 'vaildation', but" in refused("prepare", path, "data.validation=vaildation")
     write_jsonl(tmp_path / "data" / "test.jsonl", [*ROWS[:3], {"text": "so so", "label": "meh"}])
-    for workers in (1, 2):
-        said = refused("prepare", path, f"data.workers={workers}")
-        assert said == "the test split has the label 'meh', which the training split does not have; it has neg, pos"
+    said = "the test split has the label 'meh', which the training split does not have; it has neg, pos"
+    assert refused("prepare", path) == said
+    # in a process of its own: this one has threads, and forked workers could wait for their locks for ever
+    assert the_error(linformer("prepare", path, "data.workers=2", cwd=tmp_path, check=False).stderr) == said
     many = [{"text": "a", "label": f"{number}"} for number in range(2000)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in many))
     said = "the column 'label' has 1,600 different values; is it the label? Set data.columns.label"

@@ -79,15 +79,13 @@ def write_run(folder: Path, run: str = "run", **changes) -> Path:
     return path
 
 
-def start(path: Path, *before: str, **options) -> subprocess.Popen:
+def start(path: Path, *before: str) -> subprocess.Popen:
     command = [*(before or (sys.executable, "-m", "linformer_kit.cli")), "train", path.name]
-    return subprocess.Popen(
-        command, cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
+    return subprocess.Popen(command, cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def train(path: Path, *before: str, code: int = 0, **options) -> tuple[str, str]:
-    process = start(path, *before, **options)
+def train(path: Path, *before: str, code: int = 0) -> tuple[str, str]:
+    process = start(path, *before)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == code, errors[-3000:]
     return output, errors
@@ -298,12 +296,16 @@ with RunFolder(Path("contested")).locked():
     train(path)  # the lock has died with its holder
 
 
-def limited():
-    """No file may grow beyond 20,000 bytes, as on a full disk."""
-    import resource
+# `linformer` where no file may grow beyond 20,000 bytes, as on a full disk; set in the process itself, since what Python runs
+# between fork and exec may wait for ever for a lock that another thread of the tests held
+LIMITED = """
+import resource, signal
+from linformer_kit.cli import app
 
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+app()
+"""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="limits of POSIX")
@@ -313,7 +315,7 @@ def test_a_full_disk_stops_clearly_and_leaves_the_last_checkpoint(undisturbed):
     for old in checkpoint.checkpoints_in(folder)[-2:]:
         shutil.rmtree(old)
     (last,) = checkpoint.checkpoints_in(folder)
-    _, errors = train(path, code=2, preexec_fn=limited)
+    _, errors = train(path, sys.executable, "-c", LIMITED, code=2)
     assert errors.startswith("Error: ")
     assert "could not be written" in errors
     assert f"the last whole checkpoint is full/checkpoints/{last.name}" in errors
