@@ -131,6 +131,17 @@ IMDB_BYTES = LearningTable(
     },
 )
 
+# a third of an epoch: an hour with full attention would be little more than that
+LISTOPS = LearningTable(
+    name="listops",
+    title="ListOps, N = 2,000",
+    config="listops",
+    metric="accuracy",
+    recommended="dynamic",
+    settings=("training.steps=1000", "training.evaluate_every=250"),
+    variants={FULL: ("model.attention=full",), "dynamic": ("model.projection=dynamic",), "linear": ()},
+)
+
 # causal LM
 
 CAUSAL_LM = LearningTable(
@@ -202,4 +213,6 @@ DOCUMENTS = replace(
     settings=("training.epochs=3", "training.batch_size=16", "training.learning_rate=1e-3", "training.evaluate_every=396"),
 )
 
-TABLES = {table.name: table for table in (MASKED_LM, IMDB, IMDB_BYTES, MOVIE_REVIEWS, CAUSAL_LM, TATOEBA, PASSAGES, DOCUMENTS)}
+TABLES = {
+    table.name: table for table in (MASKED_LM, IMDB, IMDB_BYTES, MOVIE_REVIEWS, LISTOPS, CAUSAL_LM, TATOEBA, PASSAGES, DOCUMENTS)
+}
