@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any
 
 import typer
@@ -41,7 +42,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors import safe_open
 
 from linformer_kit.bench.run import alone_in, fail, require_writable
-from linformer_kit.bench.table import Table
+from linformer_kit.bench.table import Row, Table
 from linformer_kit.errors import UserError
 from linformer_kit.files import write_atomically
 from linformer_kit.models.configuration_linformer import LinformerConfig
@@ -86,7 +87,7 @@ class Job:
         if self.start is not None:
             settings["start"] = self.start.fingerprint
         if self.table.sentences > 1:
-            settings["sentences"] = self.table.sentences
+            settings["sentences"] = f"{self.table.sentences}, shuffled"
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -201,23 +202,28 @@ def parameters_of(folder: Path) -> int:
 
 
 def documents(source: Path, folder: Path, pairs: int) -> Path:
-    """Translations of several hundred tokens: so many pairs of Tatoeba, as they come, joined into one, split by split.
+    """Translations of several hundred tokens: so many pairs of Tatoeba joined into one, split by split.
 
     Those to train on have 1, 2, … pairs and then 1 again, so that there are easy ones among them; all those held out have `pairs`.
+    Pairs to train on are shuffled first: in Tatoeba all translations of a sentence stand together, in its held-out files none do.
     """
     target = folder / f"{source.name}-joined-{pairs}"
+    target.mkdir(parents=True, exist_ok=True)
     for split in ("train", "valid", "test"):
         with gzip.open(source / f"{split}.tsv.gz", "rt", encoding="utf-8", newline="") as file:
             rows = [line.rstrip("\n").split("\t") for line in file]
+        if split == "train":
+            Random(0).shuffle(rows)
         lines, start, size = [], 0, 1 if split == "train" else pairs
         while start + size <= len(rows):
             joined = rows[start : start + size]
-            lines.append(" ".join(row[0] for row in joined) + "\t" + " ".join(row[1] for row in joined))
+            lines.append(" ".join(row[0] for row in joined) + "\t" + " ".join(row[1] for row in joined) + "\n")
             start += size
             if split == "train":
                 size = 1 + size % pairs
-        target.mkdir(parents=True, exist_ok=True)
-        write_atomically(target / f"{split}.tsv", lambda part, lines=lines: part.write_text("\n".join(lines) + "\n", "utf-8"))
+        path, text = target / f"{split}.tsv", "".join(lines)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # a new file would be prepared anew
+            write_atomically(path, lambda part, text=text: part.write_text(text, "utf-8"))
     return target
 
 
@@ -244,19 +250,23 @@ def with_starts(tables: list[LearningTable]) -> list[LearningTable]:
     return [*tables, *with_starts(starts)] if starts else tables
 
 
+def job_of(table: LearningTable, variant: str, seed: int, paths: dict[str, str | None], runs: Path) -> Job:
+    """A run, with the one it starts from; `paths` says where each table finds its data."""
+    start = None
+    if table.starts_from is not None:
+        name, other = table.starts_from
+        start = job_of(TABLES[name], other or variant, seed, paths, runs)
+    return Job(table, variant, seed, paths.get(table.name), runs, start)
+
+
 def jobs_of(tables: list[LearningTable], data: Path | None, runs: Path) -> list[Job]:
     """Every run of these tables, the first seeds of all before the second ones."""
-
-    def job_of(table: LearningTable, variant: str, seed: int) -> Job:
-        start = None
-        if table.starts_from is not None:
-            name, other = table.starts_from
-            start = job_of(TABLES[name], other or variant, seed)
-        return Job(table, variant, seed, paths[table.name], runs, start)
-
     paths = {table.name: data_of(table, data, runs) for table in with_starts(tables)}
     found = [
-        job_of(table, variant, seed) for table in tables for variant in table.variants for seed in range(table.seeds_of(variant))
+        job_of(table, variant, seed, paths, runs)
+        for table in tables
+        for variant in table.variants
+        for seed in range(table.seeds_of(variant))
     ]
     return sorted(found, key=lambda job: job.seed)
 
@@ -287,6 +297,21 @@ def curves_in(folder: Path, table: LearningTable) -> Table:
 def is_done(job: Job, table: Table) -> bool:
     row = table.get(**job.key)
     return row is not None and row["fingerprint"] == job.fingerprint
+
+
+def current_rows(folder: Path, table: LearningTable, console: Console) -> Table | None:
+    """What was measured with the settings of today; the rest is named and left out."""
+
+    def is_current(row: Row) -> bool:
+        variant = row["variant"]
+        return variant in table.variants and row["fingerprint"] == job_of(table, variant, 0, {}, Path()).fingerprint
+
+    rows = table_in(folder, table)
+    for row in rows.rows():
+        if not is_current(row):
+            console.print(f"{table.name}: {row['variant']}, seed {row['seed']}, was run with other settings and is left out")
+    found = rows.only(is_current)
+    return found if any(found.rows()) else None
 
 
 def interrupt(*_: object) -> None:
@@ -359,11 +384,11 @@ def main(
                 generate_with(jobs, output)  # before others run beside it
                 run_all(jobs, output, at_once, console)
                 generate_with(jobs, output)
-        there = [table for table in TABLES.values() if (output / f"{table.name}.csv").exists()]
-        for table in there:
+        shown = [(table, rows) for table in TABLES.values() if (rows := current_rows(output, table, console))]
+        for table, rows in shown:
             if table in chosen:
-                summarise(table, table_in(output, table), curves_in(output, table), output, console)
-        overview([(table, table_in(output, table)) for table in there], output)
+                summarise(table, rows, curves_in(output, table), output, console)
+        overview(shown, output)
     except KeyboardInterrupt:
         print("stopped; runs go on from their last checkpoints with the same command", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -46,7 +46,6 @@ def columns_of(table: LearningTable) -> dict[str, tuple[str, str]]:
 
 def summary_of(table: LearningTable, rows: Table) -> list[Row]:
     """A row per variant that was run."""
-    baseline = numbers(rows.rows(variant=FULL), f"test_{table.metric}")
     found = []
     for variant in table.variants:
         runs = list(rows.rows(variant=variant))
@@ -55,8 +54,8 @@ def summary_of(table: LearningTable, rows: Table) -> list[Row]:
         values = numbers(runs, f"test_{table.metric}")
         row = {"variant": variant, "seeds": str(len(runs))}
         row |= {heading: in_words(numbers(runs, column), form) for heading, (column, form) in columns_of(table).items()}
-        is_comparable = baseline and variant != FULL
-        row["beside full attention"] = difference(table.metric, values, baseline) if is_comparable else ""
+        baseline = numbers(rows.rows(variant=table.baseline_of(variant)), f"test_{table.metric}")
+        row["beside full attention"] = difference(table.metric, values, baseline) if baseline else ""
         row["parameters"] = f"{int(runs[0]['parameters']):,}"
         for heading, column in (("seconds per epoch", "seconds_per_epoch"), ("peak MiB", "peak_mib")):
             costs = numbers(runs, column)
@@ -108,8 +107,12 @@ def draw_curves(axes: Axes, table: LearningTable, curves: Table) -> None:
     axes.set_xlabel("million tokens")
     metric = "accuracy in %" if table.metric == "accuracy" else "perplexity"
     axes.set_ylabel(f"validation {metric}")
-    if table.metric != "accuracy":  # perplexity falls from the size of the vocabulary
+    if table.metric != "accuracy":  # perplexity falls from the size of the vocabulary: the beginning would flatten all that follows
+        points = [row for row in curves.rows(seed=0) if row["variant"] in table.variants]
+        last = max(float(row["tokens"]) for row in points)
+        later = [float(row["metric"]) for row in points if float(row["tokens"]) > 0.35 * last]
         axes.set_yscale("log")
+        axes.set_ylim(0.97 * min(later), max(later))
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 3, 5, 7)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: drawing.short_number(value)))
@@ -123,7 +126,8 @@ def draw(table: LearningTable, rows: Table, curves: Table, path: Path) -> None:
     figure, (left, right) = drawing.new_figure(1, 2, width=11, height=max(3.6, 1.8 + 0.28 * variants))
     draw_curves(left, table, curves)
     draw_values(right, table, rows)
-    drawing.shared_legend(figure, left, columns=5)
+    lines, names = left.get_legend_handles_labels()
+    drawing.growing_legend(figure, dict(zip(names, lines, strict=True)), fontsize=10)
     drawing.footnote(figure, f"{table.title}; `python benchmarks/learning.py {table.name}`")
     drawing.save(figure, path)
 

@@ -25,6 +25,8 @@ class LearningTable:
     settings: tuple[str, ...] = ()  # of all variants
     seeds: int = 1
     repeated: dict[str, int] = field(default_factory=dict)  # variants with another number of seeds
+    # variants to be set beside another one than full attention, or beside none, since more than the attention differs
+    beside: dict[str, str | None] = field(default_factory=dict)
     beams: tuple[int, ...] = (1,)
     is_on_hub: bool = True  # the configuration names a source that needs no local copy
     sentences: int = 1  # joined into one; to train on, as many as that and fewer
@@ -33,6 +35,10 @@ class LearningTable:
 
     def seeds_of(self, variant: str) -> int:
         return self.repeated.get(variant, self.seeds)
+
+    def baseline_of(self, variant: str) -> str | None:
+        """What a variant is to be compared with."""
+        return None if variant == FULL else self.beside.get(variant, FULL)
 
 
 # masked LM
@@ -76,6 +82,10 @@ MASKED_LM = LearningTable(
         "K=128, local_width=0": at(512, "model.local_width=0"),
     },
     repeated={FULL: 3, "K=128": 3},
+    beside={
+        **dict.fromkeys(("N=256", "N=1024", "N=2048", "full attention, local_width=0")),
+        "K=128, local_width=0": "full attention, local_width=0",
+    },
 )
 
 # classification
@@ -123,12 +133,7 @@ IMDB_BYTES = LearningTable(
     recommended="dynamic",
     data="imdb",
     settings=("training.epochs=1", "training.evaluate_every=371"),
-    variants={
-        FULL: ("model.attention=full",),
-        "dynamic": (),
-        "dynamic, sharing none": ("model.sharing=none",),
-        "dynamic, 2 epochs": ("training.epochs=2",),  # which take less time than one with full attention
-    },
+    variants={FULL: ("model.attention=full",), "dynamic": (), "dynamic, sharing none": ("model.sharing=none",)},
 )
 
 # a third of an epoch: an hour with full attention would be little more than that
@@ -158,9 +163,17 @@ CAUSAL_LM = LearningTable(
 # translation
 
 
-def as_linformer(*settings: str) -> tuple[str, ...]:
-    """What had full attention goes on as a Linformer; with at most K tokens to attend to, `mean` is full attention."""
-    return ("model.projection=mean", "model.projected_length=64", "model.block_length=32", "model.slots=8", *settings)
+def as_linformer(rows: int, *settings: str) -> tuple[str, ...]:
+    """What had full attention goes on as a Linformer; K is a quarter of the tokens, since `mean` is full attention up to K."""
+    return ("model.projection=mean", f"model.projected_length={rows}", "model.block_length=32", "model.slots=8", *settings)
+
+
+def joined_variants(rows: int) -> dict[str, tuple[str, ...]]:
+    return {
+        FULL: ("model.attention=full",),
+        ENCODER: as_linformer(rows, "model.decoder_attention=full"),
+        EVERYWHERE: as_linformer(rows, "model.decoder_attention=causal"),
+    }
 
 
 ENCODER, EVERYWHERE = "Linformer encoder and cross-attention", "Linformer everywhere"
@@ -172,6 +185,7 @@ TATOEBA = LearningTable(
     metric="bleu",
     recommended=EVERYWHERE,
     data="tatoeba-en-de",
+    is_on_hub=False,  # the copy on the hub has no test split
     variants={
         FULL: ("model.attention=full",),
         ENCODER: ("model.decoder_attention=full",),
@@ -196,11 +210,7 @@ PASSAGES = LearningTable(
         *("model.max_position_embeddings=512", "training.epochs=2", "training.batch_size=48", "training.learning_rate=1e-3"),
         "training.evaluate_every=343",
     ),
-    variants={
-        FULL: ("model.attention=full",),
-        ENCODER: as_linformer("model.decoder_attention=full"),
-        EVERYWHERE: as_linformer("model.decoder_attention=causal"),
-    },
+    variants=joined_variants(rows=16),
     beams=(1, 4),
 )
 
@@ -208,6 +218,7 @@ DOCUMENTS = replace(
     PASSAGES,
     name="documents",
     title="Translation, Tatoeba, 25 sentences",
+    variants=joined_variants(rows=64),
     sentences=25,
     starts_from=("passages", None),
     settings=("training.epochs=3", "training.batch_size=16", "training.learning_rate=1e-3", "training.evaluate_every=396"),

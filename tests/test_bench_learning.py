@@ -4,11 +4,13 @@ import csv
 import dataclasses
 import gzip
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -128,9 +130,9 @@ def test_a_table_is_run_kept_and_drawn(tmp_path, small, call, monkeypatch):
 
 @pytest.mark.slow
 def test_a_stopped_table_goes_on_from_its_checkpoints(tmp_path, small):
-    """SIGTERM while a run is under way: it saves its last step, and goes on from there."""
+    """SIGTERM while a run is under way: it saves its last step; the same command goes on from there."""
     path = tmp_path / "counting.yaml"
-    path.write_text(path.read_text().replace("steps: 3", "steps: 5000"))
+    path.write_text(path.read_text().replace("steps: 3", "steps: 1500"))
     code = """
 import sys
 from pathlib import Path
@@ -153,8 +155,12 @@ typer.run(lambda: learning.main(["small"], **given))
     assert process.returncode == 130
     assert "stopped; runs go on from their last checkpoints" in said
     (log,) = (tmp_path / "runs" / "small").glob("*.log")
-    assert "Stopped and saved at step" in log.read_text()
-    assert not (tmp_path / "results" / "learning" / "small.csv").exists()
+    (step,) = re.findall(r"Stopped and saved at step (\d+) of 1500", log.read_text())
+    results = tmp_path / "results" / "learning" / "small.csv"
+    assert not results.exists()
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert f"goes on at {step}" in log.read_text()
+    assert [row["steps"] for row in rows_of(results)] == ["1500"]
 
 
 @pytest.mark.slow
@@ -211,7 +217,7 @@ def test_the_first_seeds_come_first(tmp_path, small):
 @pytest.mark.parametrize("table", learning.TABLES.values(), ids=lambda table: table.name)
 def test_every_variant_of_the_published_tables_is_a_configuration(table):
     assert {tables.FULL, table.recommended} <= set(table.variants)
-    assert set(table.repeated) <= set(table.variants)
+    assert set(table.repeated) | table.beside.keys() | set(table.beside.values()) - {None} <= set(table.variants)
     assert table.sentences == 1 or not table.is_on_hub  # what is joined is a copy
     if table.starts_from is not None:
         name, other = table.starts_from
@@ -252,8 +258,39 @@ def test_sentences_are_joined_split_by_split(tmp_path):
     assert [len(read[split]) for split in ("valid", "test")] == [2, 1]
     sizes = [line.count("Satz") for line in read["train"]]
     assert sizes == [1, 2, 3, 1, 2, 3, 1, 2]
-    text = " ".join(line.split("\t")[0] for line in read["train"])
-    assert text == " ".join(f"train {number}." for number in range(sum(sizes)))
+    numbers = [re.findall(r"\d+", line) for line in read["train"]]
+    assert [found[: len(found) // 2] for found in numbers] == [found[len(found) // 2 :] for found in numbers]  # pairs stay pairs
+    order = [int(number) for found in numbers for number in found[: len(found) // 2]]
+    assert sorted(order) == list(range(sum(sizes)))
+    assert sum(after == before + 1 for before, after in pairwise(order)) < 5  # shuffled: neighbours were alike
+    made = (folder / "train.tsv").stat().st_mtime_ns
+    assert learning.documents(source, tmp_path / "made", 3) == folder
+    assert (folder / "train.tsv").stat().st_mtime_ns == made  # nothing to prepare again
+
+
+def test_rows_of_other_settings_are_left_out_of_summaries(tmp_path, small, call, capsys):
+    path = tmp_path / "results" / "learning" / "small.csv"
+    rows = learning.table_in(path.parent, small)
+    path.parent.mkdir(parents=True)
+    (full, shortened) = learning.jobs_of([small], tmp_path / "data", tmp_path / "runs")
+    numbers = {"parameters": 10, "test_perplexity": 2.0, "seconds_per_epoch": 1.0}
+    rows.put([{**full.key, "fingerprint": full.fingerprint, **numbers}, {**shortened.key, "fingerprint": "old", **numbers}])
+    curve = {"seed": 0, "step": 1, "tokens": 10, "loss": 1.0, "metric": 2.0}
+    learning.curves_in(path.parent, small).put([{"variant": tables.FULL, **curve}])
+    call(summary=True)
+    assert "small: K=4, seed 0, was run with other settings and is left out" in capsys.readouterr().out
+    assert [row["variant"] for row in rows_of(path.parent / "small_summary.csv")] == [tables.FULL]
+    assert len(rows_of(path)) == 2  # nothing is lost
+
+
+def test_what_differs_in_more_than_the_attention_is_not_set_beside_it(tmp_path, small):
+    found = {tables.FULL: 10.0, "K=4": 11.0, "long": 12.0, "bare full": 20.0, "bare": 21.0}
+    beside = {"long": None, "bare full": None, "bare": "bare full"}
+    table = dataclasses.replace(small, variants=dict.fromkeys(found, ()), beside=beside)
+    rows = learning.table_in(tmp_path, table)
+    rows.put([{"variant": name, "seed": 0, "parameters": 1, "test_perplexity": value} for name, value in found.items()])
+    shown = {row["variant"]: row["beside full attention"] for row in learning_summary.summary_of(table, rows)}
+    assert shown == {tables.FULL: "", "K=4": "+10.0%", "long": "", "bare full": "", "bare": "+5.0%"}
 
 
 def test_means_and_spreads():

@@ -24,6 +24,8 @@ from training_zoo import (
 )
 from transformers import AutoTokenizer
 
+from linformer_kit.training.translate import generate
+
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
@@ -223,3 +225,17 @@ def test_a_mask_stands_for_a_word_with_its_space(tmp_path, quick):
     ]
     (answer,) = answers(tmp_path / "run", text.replace(" three", " <mask>", 1))
     assert len(answer["filled"].split()) == 23
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_translation_that_does_not_end_is_as_long_whatever_stands_beside_it(trained_run, beams):
+    trained, tokenizer = trained_run("translation").load()
+    trained.config.max_position_embeddings = 64
+    model = type(trained)(trained.config)
+    model.generation_config.suppress_tokens = [tokenizer.eos_token_id, *tokenizer.all_special_ids]
+    sources = [tokenizer(text)["input_ids"] for text in ("one", "one two three")]
+    together = generate(model, tokenizer, sources, beams)
+    assert together == [generate(model, tokenizer, [source], beams)[0] for source in sources]
+    limits = [min(2 * len(source) + 20, model.config.max_position_embeddings - 1) for source in sources]
+    assert limits[0] < limits[1]
+    assert [len(text.split()) for text in together] == limits

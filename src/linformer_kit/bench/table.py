@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ..errors import UserError
@@ -72,6 +72,12 @@ class Table:
         for row in self._rows.values():
             if all(row[name] == as_text(value) for name, value in wanted.items()):
                 yield row
+
+    def only(self, is_wanted: Callable[[Row], bool]) -> "Table":
+        """A copy with these rows, to read from."""
+        copy = Table(self.path, self.keys, self.values)
+        copy._rows = {key: row for key, row in self._rows.items() if is_wanted(row)}
+        return copy
 
     def number(self, column: str, **key: object) -> float | None:
         """One number; None where it was not measured."""

@@ -7,7 +7,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from rich.console import Console
 from rich.progress import track
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
 
 from .batches import stacked
 from .config import RunConfig
@@ -36,11 +36,22 @@ def translations(
     return [by_index[index] for index in range(len(ids))], list(rows["target"])
 
 
+class RowLimits(StoppingCriteria):
+    """Ends each row at its own number of new tokens, so that it says the same whatever else is in its batch."""
+
+    def __init__(self, limits: torch.Tensor):
+        self.limits = limits
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        beams = len(input_ids) // len(self.limits)
+        return input_ids.shape[1] > self.limits.repeat_interleave(beams)  # the start token is not counted
+
+
 def generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, sources: list[list[int]], beams: int = 1) -> list[str]:
-    """One text for each source; it may be twice as long as the longest source, and a little more."""
-    longest = max(map(len, sources))
-    lengths = torch.tensor([len(source) for source in sources])
-    mask = (torch.arange(longest) < lengths[:, None]).long().to(model.device)
+    """One text for each source; it may be twice as long as its source, and a little more."""
+    lengths = torch.tensor([len(source) for source in sources], device=model.device)
+    limits = (2 * lengths + 20).clamp(max=model.config.max_position_embeddings - 1)
+    mask = (torch.arange(int(lengths.max()), device=model.device) < lengths[:, None]).long()
     model.eval()
     with torch.no_grad():
         output = model.generate(
@@ -48,6 +59,7 @@ def generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, sources
             attention_mask=mask,
             num_beams=beams,
             do_sample=False,
-            max_new_tokens=min(2 * longest + 20, model.config.max_position_embeddings - 1),
+            max_new_tokens=int(limits.max()),
+            stopping_criteria=StoppingCriteriaList([RowLimits(limits)]),
         )
     return [text.strip() for text in tokenizer.batch_decode(output, skip_special_tokens=True)]
