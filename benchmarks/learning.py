@@ -46,7 +46,7 @@ from linformer_kit.bench.table import Row, Table
 from linformer_kit.errors import UserError
 from linformer_kit.files import write_atomically
 from linformer_kit.models.configuration_linformer import LinformerConfig
-from linformer_kit.training.config import DERIVED, load_config, model_settings, to_tree
+from linformer_kit.training.config import DERIVED, load_config, to_tree, told_model
 from linformer_kit.training.progress import read_metrics
 from linformer_kit.training.run import FREE, RunFolder, leaves
 
@@ -81,7 +81,7 @@ class Job:
     def fingerprint(self) -> str:
         """Changes with any setting that changes what is learnt; the model counts as it is built, defaults filled in."""
         config = load_config(self.table.config, [*self.from_start, *self.overrides])
-        model = LinformerConfig(**model_settings(config.model)).to_dict()
+        model = told_model(config.model).to_dict()
         tree = to_tree(config) | {"model": {name: model[name] for name in LinformerConfig.__annotations__ if name not in DERIVED}}
         settings = {key: value for key, value in leaves(tree) if key not in NOT_SETTINGS}
         if self.start is not None:

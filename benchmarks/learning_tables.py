@@ -163,20 +163,24 @@ CAUSAL_LM = LearningTable(
 # translation
 
 
-def as_linformer(rows: int, *settings: str) -> tuple[str, ...]:
-    """What had full attention goes on as a Linformer; K is a quarter of the tokens, since `mean` is full attention up to K."""
-    return ("model.projection=mean", f"model.projected_length={rows}", "model.block_length=32", "model.slots=8", *settings)
+ENCODER, EVERYWHERE = "Linformer encoder and cross-attention", "Linformer everywhere"
+WORDS = "Linformer encoder, a row per word for the decoder"
 
 
-def joined_variants(rows: int) -> dict[str, tuple[str, ...]]:
+def joined_variants(rows: int, words: int) -> dict[str, tuple[str, ...]]:
+    """What had full attention goes on as a Linformer; up to K tokens `mean` is full attention, so K is a quarter of them.
+
+    The decoder attends to as many rows as the last layer of the encoder does.
+    """
+    few, many = f"model.projected_length={rows}", f"model.projected_length=[{rows}, {words}]"
+    decoder = ("model.block_length=32", "model.slots=8", "model.projection=mean")
     return {
         FULL: ("model.attention=full",),
-        ENCODER: as_linformer(rows, "model.decoder_attention=full"),
-        EVERYWHERE: as_linformer(rows, "model.decoder_attention=causal"),
+        WORDS: (*decoder, many, "model.decoder_attention=full"),
+        ENCODER: (*decoder, few, "model.decoder_attention=full"),
+        EVERYWHERE: (*decoder, few, "model.decoder_attention=causal"),
     }
 
-
-ENCODER, EVERYWHERE = "Linformer encoder and cross-attention", "Linformer everywhere"
 
 TATOEBA = LearningTable(
     name="tatoeba",
@@ -201,7 +205,7 @@ PASSAGES = LearningTable(
     title="Translation, Tatoeba, 4 sentences",
     config="tatoeba_en_de",
     metric="bleu",
-    recommended=EVERYWHERE,
+    recommended=WORDS,
     data="tatoeba-en-de",
     sentences=4,
     is_on_hub=False,
@@ -210,7 +214,7 @@ PASSAGES = LearningTable(
         *("model.max_position_embeddings=512", "training.epochs=2", "training.batch_size=48", "training.learning_rate=1e-3"),
         "training.evaluate_every=343",
     ),
-    variants=joined_variants(rows=16),
+    variants=joined_variants(rows=16, words=128),
     beams=(1, 4),
 )
 
@@ -218,7 +222,7 @@ DOCUMENTS = replace(
     PASSAGES,
     name="documents",
     title="Translation, Tatoeba, 25 sentences",
-    variants=joined_variants(rows=64),
+    variants=joined_variants(rows=64, words=512),
     sentences=25,
     starts_from=("passages", None),
     settings=("training.epochs=3", "training.batch_size=16", "training.learning_rate=1e-3", "training.evaluate_every=396"),

@@ -136,10 +136,11 @@ def test_a_run_starts_from_a_saved_model(tmp_path, quick, trained_run, source, t
     [
         {"projection": "dynamic", "projected_length": 6, "max_position_embeddings": 48},
         {"projection": "linear", "projected_length": 6, "sharing": "kv"},
+        {"projection": "linear", "projected_length": [6]},  # one per layer, of which the saved model knows how many it has
         {"projection": "random"},
         {"attention": "full", "max_position_embeddings": 48},
     ],
-    ids=lambda changes: changes.get("projection", "full"),
+    ids=lambda changes: f"{changes.get('projection', 'full')} {changes.get('projected_length', '')}",
 )
 def test_a_run_starts_from_a_saved_model_and_attends_otherwise(tmp_path, quick, trained_run, changes):
     """Every weight is that of the saved model, but E and F, which are as a fresh model of that kind has them."""

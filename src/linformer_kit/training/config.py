@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 
@@ -20,6 +20,9 @@ from ..errors import UserError
 from ..models.options_linformer import nearest_of
 from ..plain_yaml import parse_yaml, read_yaml
 from ..typed import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, SEED, SHARE, converted, converted_field, describe, key_of, unknown_key
+
+if TYPE_CHECKING:
+    from ..models.configuration_linformer import LinformerConfig
 
 Task = Literal["classification", "masked-lm", "causal-lm", "translation", "denoising"]
 
@@ -285,7 +288,7 @@ def check_model_keys(model: dict[str, Any]) -> None:
         )
 
     try:
-        LinformerConfig(**model_settings(model))  # sizes that do not fit each other are told before any data is read
+        told_model(model)  # sizes that do not fit each other are told before any data is read
     except (ValueError, TypeError) as error:
         raise UserError(f"model: {error}") from error
 
@@ -294,6 +297,16 @@ def model_settings(model: dict[str, Any]) -> dict[str, Any]:
     """What the section `model` says about LinformerConfig."""
     full = {"projection": "none", "decoder_attention": "full"} if model.get("attention") == "full" else {}
     return {name: value for name, value in model.items() if name not in ("from", "attention")} | full
+
+
+def told_model(model: dict[str, Any]) -> "LinformerConfig":
+    """What the section `model` tells, defaults filled in; of a saved model it need not tell how many layers there are."""
+    from ..models.configuration_linformer import LinformerConfig
+
+    settings = model_settings(model)
+    if "from" in model and isinstance(lengths := settings.get("projected_length"), list):
+        settings["num_hidden_layers"] = len(lengths)
+    return LinformerConfig(**settings)
 
 
 def check_together(config: RunConfig) -> None:
