@@ -8,7 +8,6 @@ from typing import Any
 
 from learning_tables import FULL, LearningTable
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -111,11 +110,7 @@ def draw_curves(axes: Axes, table: LearningTable, curves: Table) -> None:
         points = [row for row in curves.rows(seed=0) if row["variant"] in table.variants]
         last = max(float(row["tokens"]) for row in points)
         later = [float(row["metric"]) for row in points if float(row["tokens"]) > 0.35 * last]
-        axes.set_yscale("log")
         axes.set_ylim(0.97 * min(later), max(later))
-        axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 3, 5, 7)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: drawing.short_number(value)))
     axes.set_title("While training, first seed", loc="left", fontsize=11, fontweight="bold")
     drawing.calm(axes)
 
@@ -185,9 +180,9 @@ def draw_overview(tables: Found, rows: list[Row], path: Path) -> None:
         axes.axvline(one, color=drawing.GREY, linewidth=1, linestyle="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
         drawing.calm(axes)
-    left.set_yticks(range(len(rows)), [f"{table.title}\n({table.recommended})" for table, _ in tables])
+    left.set_yticks(range(len(rows)), [f"{table.title}\n{textwrap.fill(f'({table.recommended})', 40)}" for table, _ in tables])
     right.set_yticks([])
-    left.set_xlabel("accuracy, BLEU or 1 / perplexity, in % of full attention's (grey)")
+    left.set_xlabel("accuracy, BLEU or 1 / perplexity,\nin % of full attention's (grey)")
     left.set_title("How good", loc="left", fontsize=11, fontweight="bold")
     right.set_xlabel("epochs in the time of one with full attention")
     right.set_title("How fast it trains", loc="left", fontsize=11, fontweight="bold")
