@@ -53,7 +53,8 @@ def summary_of(table: LearningTable, rows: Table) -> list[Row]:
         values = numbers(runs, f"test_{table.metric}")
         row = {"variant": variant, "seeds": str(len(runs))}
         row |= {heading: in_words(numbers(runs, column), form) for heading, (column, form) in columns_of(table).items()}
-        baseline = numbers(rows.rows(variant=table.baseline_of(variant)), f"test_{table.metric}")
+        twins = with_same_seeds(rows.rows(variant=table.baseline_of(variant)), runs)
+        baseline = numbers(twins, f"test_{table.metric}")
         row["beside full attention"] = difference(table.metric, values, baseline) if baseline else ""
         row["parameters"] = f"{int(runs[0]['parameters']):,}"
         for heading, column in (("seconds per epoch", "seconds_per_epoch"), ("peak MiB", "peak_mib")):
@@ -61,6 +62,12 @@ def summary_of(table: LearningTable, rows: Table) -> list[Row]:
             row[heading] = f"{statistics.median(costs):.0f}" if costs else "–"
         found.append(row)
     return found
+
+
+def with_same_seeds(rows: Iterable[Row], runs: Iterable[Row]) -> list[Row]:
+    """Rows whose seeds these runs have too: a seed also draws which words are hidden in the test, so only like seeds compare."""
+    seeds = {run["seed"] for run in runs}
+    return [row for row in rows if row["seed"] in seeds]
 
 
 def difference(metric: str, values: list[float], baseline: list[float]) -> str:
@@ -147,7 +154,8 @@ def overview_of(tables: Found) -> list[Row]:
     """A row per table: full attention, the recommended Linformer, and how much faster its epochs are."""
     rows = []
     for table, runs in tables:
-        full, linformer = (list(runs.rows(variant=variant)) for variant in (FULL, table.recommended))
+        linformer = list(runs.rows(variant=table.recommended))
+        full = with_same_seeds(runs.rows(variant=FULL), linformer)
         column, form = f"test_{table.metric}", FORMATS[table.metric]
         values, baseline = numbers(linformer, column), numbers(full, column)
         seconds = [statistics.median(numbers(each, "seconds_per_epoch")) for each in (full, linformer)]
@@ -169,10 +177,11 @@ def draw_overview(tables: Found, rows: list[Row], path: Path) -> None:
     """How good and how fast the recommended Linformer of each table is, full attention being 100 % and 1."""
     figure, (left, right) = drawing.new_figure(1, 2, width=11, height=1.6 + 0.5 * len(rows))
     for place, ((table, runs), row) in enumerate(zip(tables, rows, strict=True)):
-        column = f"test_{table.metric}"
-        full = statistics.fmean(numbers(runs.rows(variant=FULL), column))
-        for variant, colour in ((FULL, drawing.GREY), (table.recommended, drawing.BLUE)):
-            for value in numbers(runs.rows(variant=variant), column):
+        column, linformer = f"test_{table.metric}", list(runs.rows(variant=table.recommended))
+        twins = with_same_seeds(runs.rows(variant=FULL), linformer)
+        full = statistics.fmean(numbers(twins, column))
+        for found, colour in ((twins, drawing.GREY), (linformer, drawing.BLUE)):
+            for value in numbers(found, column):
                 share = full / value if table.metric == "perplexity" else value / full
                 left.plot(100 * share, place, "o", color=colour, alpha=0.6, markersize=7)
         right.barh(place, float(row["times as fast"]), color=drawing.BLUE, height=0.5)

@@ -293,6 +293,22 @@ def test_what_differs_in_more_than_the_attention_is_not_set_beside_it(tmp_path, 
     assert shown == {tables.FULL: "", "K=4": "+10.0%", "long": "", "bare full": "", "bare": "+5.0%"}
 
 
+def test_only_like_seeds_are_compared(tmp_path, small):
+    rows = learning.table_in(tmp_path, small)
+    found = {(tables.FULL, 0): 10.0, (tables.FULL, 1): 20.0, ("K=4", 1): 21.0}
+    rows.put(
+        [
+            {"variant": variant, "seed": seed, "parameters": 1, "test_perplexity": value, "seconds_per_epoch": 1.0}
+            for (variant, seed), value in found.items()
+        ]
+    )
+    full, shortened = learning_summary.summary_of(small, rows)
+    assert full["measured perplexity"] == "15.00 ± 5.00"
+    assert shortened["beside full attention"] == "+5.0%"
+    (overview,) = learning_summary.overview_of([(small, rows)])
+    assert (overview["measured with full attention"], overview["difference"]) == ("20.00", "+5.0%")
+
+
 def test_means_and_spreads():
     assert learning_summary.in_words([20.0, 20.5, 19.75], "{:.2f}") == "20.08 ± 0.38"
     assert learning_summary.in_words([0.85], "{:.2%}") == "85.00%"
