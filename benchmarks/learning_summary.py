@@ -17,6 +17,8 @@ from linformer_kit.bench.table import Row, Table, write_rows
 
 OVERVIEW = "overview"
 FORMATS = {"perplexity": "{:.2f}", "accuracy": "{:.2%}", "bleu": "{:.2f}", "chrf": "{:.2f}"}
+# a perplexity so many times as high as others is told in figures: drawn, it would push them together
+FAR = 1.5
 IN_WORDS = {"perplexity": "test perplexity (lower is better)", "accuracy": "test accuracy", "bleu": "test BLEU"}
 
 
@@ -82,8 +84,13 @@ def draw_values(axes: Axes, table: LearningTable, rows: Table) -> None:
     """Each variant's metric, every seed a dot, full attention as a line across."""
     variants = [variant for variant in table.variants if list(rows.rows(variant=variant))]
     scale = 100 if table.metric == "accuracy" else 1
+    full = [scale * value for value in numbers(rows.rows(variant=FULL), f"test_{table.metric}")]
     for place, variant in enumerate(variants):
         values = [scale * value for value in numbers(rows.rows(variant=variant), f"test_{table.metric}")]
+        if full and statistics.fmean(values) > FAR * max(full):
+            at_the_edge = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "color": drawing.BLUE}
+            axes.text(0.99, place, f"{statistics.fmean(values):.0f} →", **at_the_edge)
+            continue
         colour = drawing.GREY if variant == FULL else drawing.BLUE
         axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.6, markersize=7)
         axes.plot(statistics.fmean(values), place, "|", color=colour, markersize=18, markeredgewidth=2)
@@ -100,24 +107,26 @@ def draw_curves(axes: Axes, table: LearningTable, curves: Table) -> None:
     """The validation metric of the first seed over the tokens read."""
     scale = 100 if table.metric == "accuracy" else 1
     others = [variant for variant in table.variants if variant != FULL]
-    for variant in table.variants:
-        points = sorted((float(row["tokens"]), scale * float(row["metric"])) for row in curves.rows(variant=variant, seed=0))
-        if not points:
-            continue
+    found = {
+        variant: sorted((float(row["tokens"]) / 1e6, scale * float(row["metric"])) for row in curves.rows(variant=variant, seed=0))
+        for variant in table.variants
+    }
+    found = {variant: points for variant, points in found.items() if points}
+    if table.metric != "accuracy":
+        nearest = min(points[-1][1] for points in found.values())
+        found = {variant: points for variant, points in found.items() if points[-1][1] < FAR * nearest}
+        # perplexity falls from the size of the vocabulary: the beginning would flatten all that follows
+        later = [metric for points in found.values() for tokens, metric in points if tokens > 0.3 * points[-1][0]]
+        axes.set_ylim(0.97 * min(later), max(later))
+    for variant, points in found.items():
         look: dict[str, Any] = {"color": drawing.BLACK, "linewidth": 2.4}
         if variant != FULL:
             round_, place = divmod(others.index(variant), len(drawing.PALETTE))
             look = {"color": drawing.PALETTE[place], "linestyle": ("-", "--", ":")[round_ % 3]}
-        xs, ys = zip(*points, strict=True)
-        axes.plot([x / 1e6 for x in xs], ys, label=variant, **look)
+        axes.plot(*zip(*points, strict=True), label=variant, **look)
     axes.set_xlabel("million tokens")
     metric = "accuracy in %" if table.metric == "accuracy" else "perplexity"
     axes.set_ylabel(f"validation {metric}")
-    if table.metric != "accuracy":  # perplexity falls from the size of the vocabulary: the beginning would flatten all that follows
-        points = [row for row in curves.rows(seed=0) if row["variant"] in table.variants]
-        last = max(float(row["tokens"]) for row in points)
-        later = [float(row["metric"]) for row in points if float(row["tokens"]) > 0.35 * last]
-        axes.set_ylim(0.97 * min(later), max(later))
     axes.set_title("While training, first seed", loc="left", fontsize=11, fontweight="bold")
     drawing.calm(axes)
 
