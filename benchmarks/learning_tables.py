@@ -168,7 +168,7 @@ WORDS = "Linformer encoder, a row per word for the decoder"
 
 
 def joined_variants(rows: int, words: int) -> dict[str, tuple[str, ...]]:
-    """What had full attention goes on as a Linformer; up to K tokens `mean` is full attention, so K is a quarter of them.
+    """What had full attention goes on as a Linformer; up to K tokens `mean` is full attention, so K is less than there are.
 
     The decoder attends to as many rows as the last layer of the encoder does.
     """
