@@ -136,7 +136,7 @@ IMDB_BYTES = LearningTable(
     variants={FULL: ("model.attention=full",), "dynamic": (), "dynamic, sharing none": ("model.sharing=none",)},
 )
 
-# a third of an epoch: an hour with full attention would be little more than that
+# a third of an epoch
 LISTOPS = LearningTable(
     name="listops",
     title="ListOps, N = 2,000",
