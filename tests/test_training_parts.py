@@ -652,6 +652,17 @@ def test_evaluating_draws_nothing(small_trainer):
     assert checkpoint.random_state() == before
 
 
+def test_runs_with_other_seeds_are_asked_the_same_words(quick, tmp_path):
+    def pieces(seed):
+        config = load_config(quick("masked-lm", tmp_path, seed=seed, run=tmp_path / str(seed)))
+        trainer = make_trainer(config, prepare.prepare(config, QUIET), RunFolder(config.folder))[0]
+        return ([piece["input_ids"].tolist() for piece in rows] for rows in (trainer.train_dataset, trainer.eval_dataset))
+
+    (train, asked), (other_train, other_asked) = pieces(0), pieces(1)
+    assert asked == other_asked
+    assert train != other_train
+
+
 def test_an_evaluation_that_is_made_up_for_may_be_the_best(small_trainer):
     trainer = small_trainer()
     trainer.state.global_step = 8

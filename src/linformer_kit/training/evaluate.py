@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArgum
 
 from ..errors import UserError
 from .arguments import is_on_gpu
-from .batches import Examples, Padding, change_of
+from .batches import Padding, change_of
 from .config import RunConfig
 from .data import check_columns, is_language_model, read_sources
 from .metrics import confusion, own_metrics, translation_metrics
@@ -22,7 +22,7 @@ from .prepare import prepare
 from .run import RunFolder, open_run, write_text
 from .sources import find_sources
 from .tokens import counted, packed, tokenize
-from .train import by_length, quiet_libraries
+from .train import quiet_libraries, to_measure_on
 from .trainer import LinformerTrainer
 from .translate import batch_size_of, translations
 
@@ -146,7 +146,7 @@ def measure(
         report_to=[],
     )
     trainer = LinformerTrainer(config=config, keep=1, model=model, args=arguments, data_collator=Padding(tokenizer.pad_token_id))
-    output = trainer.predict(Examples(by_length(rows), change_of(config, tokenizer), config.seed))
+    output = trainer.predict(to_measure_on(rows, change_of(config, tokenizer)))
     metrics = own_metrics(output.metrics, "test_")
     if config.task == "classification":
         matrix = confusion(output.predictions.argmax(axis=1), output.label_ids, len(labels))

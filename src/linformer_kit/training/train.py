@@ -25,7 +25,7 @@ from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 from ..errors import Stopped, UserError
 from .announce import announce
 from .arguments import is_on_gpu, training_arguments
-from .batches import Examples, Padding, Stream, change_of, lengths_of
+from .batches import Change, Examples, Padding, Stream, change_of, lengths_of
 from .checkpoint import PREFIX, damage, latest_whole, not_written, remove_beyond, step_of, written_whole
 from .config import RunConfig
 from .metrics import translation_metrics
@@ -104,7 +104,7 @@ def make_trainer(config: RunConfig, prepared: Prepared, run: RunFolder) -> tuple
         args=training_arguments(config, run, steps),
         data_collator=Padding(prepared.tokenizer.pad_token_id),
         train_dataset=examples,
-        eval_dataset=Examples(by_length(validation), change, config.seed),
+        eval_dataset=to_measure_on(validation, change),
         callbacks=[flow],
     )
     # ours decide when and show what happens
@@ -123,9 +123,12 @@ def steps_per_epoch(examples: int, config: RunConfig) -> int:
     return steps
 
 
-def by_length(rows: Any) -> Any:
-    """Rows with the longest first: little padding, and what does not fit into memory fails at once."""
-    return rows.select(np.argsort(-lengths_of(rows), kind="stable"))
+def to_measure_on(rows: Any, change: Change) -> Examples:
+    """The longest first: little padding, and what does not fit into memory fails at once.
+
+    Whatever the seed of the run, the same words are hidden: by others alone, perplexity moves by more than a percent.
+    """
+    return Examples(rows.select(np.argsort(-lengths_of(rows), kind="stable")), change, seed=0)
 
 
 # running it
