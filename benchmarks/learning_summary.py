@@ -67,7 +67,7 @@ def summary_of(table: LearningTable, rows: Table) -> list[Row]:
 
 
 def with_same_seeds(rows: Iterable[Row], runs: Iterable[Row]) -> list[Row]:
-    """Rows whose seeds these runs have too: a seed also draws which words are hidden in the test, so only like seeds compare."""
+    """Rows whose seeds these runs have too: one seed can be further from another than variants are."""
     seeds = {run["seed"] for run in runs}
     return [row for row in rows if row["seed"] in seeds]
 

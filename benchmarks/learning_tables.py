@@ -81,7 +81,7 @@ MASKED_LM = LearningTable(
         "full attention, local_width=0": at(512, "model.attention=full", "model.local_width=0"),
         "K=128, local_width=0": at(512, "model.local_width=0"),
     },
-    repeated={FULL: 3, "K=128": 3},
+    repeated={FULL: 3, "K=128": 3, "dynamic": 3},
     beside={
         **dict.fromkeys(("N=256", "N=1024", "N=2048", "full attention, local_width=0")),
         "K=128, local_width=0": "full attention, local_width=0",
@@ -133,7 +133,13 @@ IMDB_BYTES = LearningTable(
     recommended="dynamic",
     data="imdb",
     settings=("training.epochs=1", "training.evaluate_every=371"),
-    variants={FULL: ("model.attention=full",), "dynamic": (), "dynamic, sharing none": ("model.sharing=none",)},
+    variants={
+        FULL: ("model.attention=full",),
+        "dynamic": (),
+        "dynamic, sharing none": ("model.sharing=none",),
+        "dynamic, 2 epochs": ("training.epochs=2",),  # in the time of one with full attention
+    },
+    beside={"dynamic, 2 epochs": None},
 )
 
 # a third of an epoch

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch.nn import functional
 from transformers import TrainingArguments
 
-from linformer_kit import LinformerConfig, LinformerForSequenceClassification
+from linformer_kit import LinformerConfig, LinformerForConditionalGeneration, LinformerForSequenceClassification
 from linformer_kit.errors import UserError
 from linformer_kit.plain_yaml import parse_yaml
 from linformer_kit.training import batches, checkpoint, metrics, prepare
@@ -37,7 +37,7 @@ from linformer_kit.training.config import (
 )
 from linformer_kit.training.config_page import reference
 from linformer_kit.training.estimate import estimate
-from linformer_kit.training.model import build_model, count_parameters, max_length
+from linformer_kit.training.model import build_model, count_parameters, max_length, with_other_attention
 from linformer_kit.training.run import RunFolder, differences
 from linformer_kit.training.tokenizer import SPECIAL, train_tokenizer
 from linformer_kit.training.tokens import blocks, digest
@@ -661,6 +661,25 @@ def test_runs_with_other_seeds_are_asked_the_same_words(quick, tmp_path):
     (train, asked), (other_train, other_asked) = pieces(0), pieces(1)
     assert asked == other_asked
     assert train != other_train
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("task", ["causal-lm", "translation", "denoising"])
+def test_training_keeps_no_cache_but_the_trained_model_generates_with_one(quick, tmp_path, task, smoothing):
+    config = load_config(quick(task, tmp_path, **{"training.label_smoothing": smoothing}))
+    trainer = make_trainer(config, prepare.prepare(config, QUIET), RunFolder(config.folder))[0]
+    batch = trainer.data_collator([trainer.train_dataset[0], trainer.train_dataset[1]])
+    _, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True, num_items_in_batch=torch.tensor(1))
+    assert outputs.past_key_values is None
+    assert trainer.model.config.use_cache
+    assert trainer.model.generation_config.use_cache
+
+
+def test_a_model_that_attends_otherwise_generates_as_it_did():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = LinformerForConditionalGeneration(LinformerConfig(vocab_size=20, **sizes))
+    model.generation_config.num_beams = 3
+    assert with_other_attention(model, {"projection": "dynamic"}).generation_config.num_beams == 3
 
 
 def test_an_evaluation_that_is_made_up_for_may_be_the_best(small_trainer):

@@ -33,6 +33,7 @@ def training_arguments(config: RunConfig, run: RunFolder, steps: int) -> Trainin
         bf16=precision == "bfloat16",
         fp16=precision == "float16",
         gradient_checkpointing=training.gradient_checkpointing,
+        use_cache=True,  # of the model when it is saved: it is to generate with one
         use_cpu=not is_on_gpu(training),
         ddp_backend="gloo" if is_distributed() and not is_on_gpu(training) else None,
         ddp_find_unused_parameters=False,

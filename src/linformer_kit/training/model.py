@@ -84,6 +84,8 @@ def with_other_attention(model: PreTrainedModel, changes: dict[str, Any]) -> Pre
     if all(getattr(model.config, key) == value for key, value in changes.items()):
         return model
     changed = type(model)(LinformerConfig.from_dict({**model.config.to_dict(), **changes}))
+    if model.can_generate():
+        changed.generation_config = model.generation_config
     weights, fresh = model.state_dict(), changed.state_dict()
     is_other_kind = changed.config.projection != model.config.projection
     projections = [f"{name}." for name, module in changed.named_modules() if isinstance(module, Projection)]

@@ -122,13 +122,13 @@ class LinformerTrainer(Trainer):
         """As always; with label smoothing our own, since causal models shift their labels and encoder-decoders their inputs."""
         smoothing = self.config.training.label_smoothing
         if smoothing == 0:
-            inputs = inputs | self.labelled_only(inputs["labels"])
+            inputs = inputs | self.spared(inputs["labels"])
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs["labels"]
         rest = {name: value for name, value in inputs.items() if name != "labels"}
         if self.model.config.is_encoder_decoder:
             rest["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels)
-        outputs = model(**rest, **self.labelled_only(labels))
+        outputs = model(**rest, **self.spared(labels))
         logits, labels = aligned(outputs.logits, labels, self.config.task)
         if logits.dim() == 2:  # of the labelled tokens only
             labels = labels[labels != IGNORED]
@@ -139,9 +139,15 @@ class LinformerTrainer(Trainer):
         loss = total / num_items_in_batch * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
-    def labelled_only(self, labels: Tensor) -> dict[str, Tensor]:
-        """What lets a masked LM compute the logits of the words to guess, and not of the six times as many others."""
-        return {"logits_to_keep": labels != IGNORED} if self.config.task == "masked-lm" else {}
+    def spared(self, labels: Tensor) -> dict[str, Any]:
+        """What a model need not do: a masked LM, logits of words nobody asks for; a decoder, keep what generation would need."""
+        match self.config.task:
+            case "masked-lm":
+                return {"logits_to_keep": labels != IGNORED}
+            case "causal-lm" | "translation" | "denoising":
+                return {"use_cache": False}
+            case _:
+                return {}
 
     # evaluation
 
@@ -157,7 +163,7 @@ class LinformerTrainer(Trainer):
         if self.model.config.is_encoder_decoder:
             rest["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels)
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**rest, **self.labelled_only(labels)).logits
+            logits = model(**rest, **self.spared(labels)).logits
         if self.config.task == "classification":
             return None, logits.float(), labels
         # the second is only there because Trainer wants labels
