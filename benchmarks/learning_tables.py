@@ -77,13 +77,17 @@ MASKED_LM = LearningTable(
         "N=256": at(256),
         "N=1024": at(1024),
         "N=2048": at(2048),
+        "full attention, N=256": at(256, "model.attention=full"),
+        "full attention, N=1024": at(1024, "model.attention=full"),
+        "full attention, N=2048": at(2048, "model.attention=full"),
         "K=128, projection_rate=1": at(512, "training.projection_rate=1"),
         "full attention, local_width=0": at(512, "model.attention=full", "model.local_width=0"),
         "K=128, local_width=0": at(512, "model.local_width=0"),
     },
     repeated={FULL: 3, "K=128": 3, "dynamic": 3},
     beside={
-        **dict.fromkeys(("N=256", "N=1024", "N=2048", "full attention, local_width=0")),
+        **{variant: f"full attention, {variant}" for variant in ("N=256", "N=1024", "N=2048")},
+        **{f"full attention, {other}": None for other in ("N=256", "N=1024", "N=2048", "local_width=0")},
         "K=128, local_width=0": "full attention, local_width=0",
     },
 )
