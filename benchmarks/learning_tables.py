@@ -77,17 +77,13 @@ MASKED_LM = LearningTable(
         "N=256": at(256),
         "N=1024": at(1024),
         "N=2048": at(2048),
-        "full attention, N=256": at(256, "model.attention=full"),
-        "full attention, N=1024": at(1024, "model.attention=full"),
-        "full attention, N=2048": at(2048, "model.attention=full"),
         "K=128, projection_rate=1": at(512, "training.projection_rate=1"),
         "full attention, local_width=0": at(512, "model.attention=full", "model.local_width=0"),
         "K=128, local_width=0": at(512, "model.local_width=0"),
     },
     repeated={FULL: 3, "K=128": 3, "dynamic": 3},
     beside={
-        **{variant: f"full attention, {variant}" for variant in ("N=256", "N=1024", "N=2048")},
-        **{f"full attention, {other}": None for other in ("N=256", "N=1024", "N=2048", "local_width=0")},
+        **dict.fromkeys(("N=256", "N=1024", "N=2048", "full attention, local_width=0")),
         "K=128, local_width=0": "full attention, local_width=0",
     },
 )
@@ -107,8 +103,14 @@ IMDB = LearningTable(
         *(NO_ATTENTION_DROPOUT, "training.epochs=1", "training.batch_size=16", "training.learning_rate=5e-4"),
         "training.evaluate_every=371",
     ),
-    variants={FULL: ("model.attention=full",), "dynamic": (), "linear": ("model.projection=linear",)},
+    variants={
+        FULL: ("model.attention=full",),
+        "dynamic": (),
+        "linear": ("model.projection=linear",),
+        "dynamic, sharing none": ("model.sharing=none",),
+    },
     seeds=3,
+    repeated={"dynamic, sharing none": 1},
 )
 
 # 1,600 reviews are too few to learn to read from
@@ -124,7 +126,7 @@ MOVIE_REVIEWS = LearningTable(
         *(NO_ATTENTION_DROPOUT, "model.max_position_embeddings=2048"),
         *("training.epochs=3", "training.batch_size=8", "training.learning_rate=2e-4"),
     ),
-    variants=IMDB.variants,
+    variants={variant: IMDB.variants[variant] for variant in (FULL, "dynamic", "linear")},
     seeds=3,
     is_on_hub=False,
 )
@@ -134,14 +136,14 @@ IMDB_BYTES = LearningTable(
     title="Sentiment, IMDB as bytes, N = 2,048",
     config="imdb_bytes",
     metric="accuracy",
-    recommended="dynamic",
+    recommended="dynamic, sharing none",
     data="imdb",
     settings=("training.epochs=1", "training.evaluate_every=371"),
     variants={
         FULL: ("model.attention=full",),
-        "dynamic": (),
-        "dynamic, sharing none": ("model.sharing=none",),
-        "dynamic, 2 epochs": ("training.epochs=2",),  # in the time of one with full attention
+        "dynamic": ("model.sharing=headwise",),
+        "dynamic, sharing none": (),
+        "dynamic, 2 epochs": ("model.sharing=headwise", "training.epochs=2"),  # in the time of one with full attention
     },
     beside={"dynamic, 2 epochs": None},
 )

@@ -34,6 +34,7 @@ from linformer_kit.training.config import (
     shipped_configs,
     to_tree,
     to_yaml,
+    told_model,
 )
 from linformer_kit.training.config_page import reference
 from linformer_kit.training.estimate import estimate
@@ -172,6 +173,11 @@ def test_a_name_that_is_not_shipped_is_answered_with_the_nearest():
 def test_what_is_shipped():
     names = "imdb listops wikitext2_mlm wikitext2_clm wmt14_en_de tatoeba_en_de mnli bookcorpus_mlm bookcorpus_denoising"
     assert set(names.split()) <= set(shipped_configs())
+
+
+def test_the_twin_with_full_attention_has_nothing_to_share_or_to_rescale():
+    twin = told_model({"attention": "full", "projection": "linear", "sharing": "none", "rescale": True})
+    assert (twin.projection, twin.decoder_attention, twin.sharing, twin.rescale) == ("none", "full", "headwise", False)
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))

@@ -295,8 +295,10 @@ def check_model_keys(model: dict[str, Any]) -> None:
 
 def model_settings(model: dict[str, Any]) -> dict[str, Any]:
     """What the section `model` says about LinformerConfig."""
-    full = {"projection": "none", "decoder_attention": "full"} if model.get("attention") == "full" else {}
-    return {name: value for name, value in model.items() if name not in ("from", "attention")} | full
+    # without E there is nothing to share or to rescale
+    full = {"projection": "none", "decoder_attention": "full", "sharing": "headwise", "rescale": False}
+    told = {name: value for name, value in model.items() if name not in ("from", "attention")}
+    return told | full if model.get("attention") == "full" else told
 
 
 def told_model(model: dict[str, Any]) -> "LinformerConfig":
