@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -35,6 +36,10 @@ register_random(TORCH_RANDOM)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes, not threads, share the cores
     torch.set_num_threads(1)
+
+# what a shell starts in the background ignores Ctrl-C, and so would the commands that tests interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
