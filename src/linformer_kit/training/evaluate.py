@@ -138,7 +138,6 @@ def measure(
     arguments = TrainingArguments(
         output_dir=tempfile.gettempdir(),
         per_device_eval_batch_size=batch_size_of(config),
-        use_cache=True,  # to translate afterwards
         remove_unused_columns=False,
         label_names=["labels"],
         use_cpu=model.device.type == "cpu",
