@@ -12,7 +12,7 @@ spread over seeds) and NAME.png; causal_lm_generation.csv; overview.csv and over
 - Within a table everything is the same but what the variant names. Runs go one after another, as many at a time as there are
   cores, one thread each: times are of such runs, side by side.
 - Seconds of an epoch come from the median of the tokens per second while training, evaluations and checkpoints left out. Memory
-  is the peak of the whole process: Python, PyTorch, data, weights, AdamW, training and evaluation.
+  is what the longest batch takes at its peak, weights and AdamW included, in a process of its own (learning_memory.py).
 - The first seed of everything comes first. Every run is kept as soon as it has ended, and one that was stopped goes on from its
   last checkpoint: stop at any time, run again to go on.
 """
@@ -41,6 +41,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import safe_open
 
+from linformer_kit.bench.alone import PLAIN_ALLOCATION
 from linformer_kit.bench.run import alone_in, fail, require_writable
 from linformer_kit.bench.table import Row, Table
 from linformer_kit.errors import UserError
@@ -52,6 +53,7 @@ from linformer_kit.training.run import FREE, RunFolder, leaves
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
+LINFORMER, MEMORY = ("-m", "linformer_kit.cli"), ROOT / "benchmarks" / "learning_memory.py"
 CURVE_KEYS, CURVE_VALUES = ("variant", "seed", "step"), ("tokens", "loss", "metric")
 # what does not change what is learnt, or is told in a column of its own
 NOT_SETTINGS = FREE | {"seed", "data.path", "data.name", "data.revision"}
@@ -100,10 +102,11 @@ class Job:
         return [] if self.start is None else [f"model={{from: {json.dumps(str(self.start.folder.model))}}}"]
 
     @property
-    def command(self) -> list[str]:
+    def arguments(self) -> list[str]:
+        """What `linformer train` is given."""
         path = [] if self.data is None else [f"data.path={json.dumps(self.data)}"]
         here = [f"run={json.dumps(str(self.folder.folder))}", f"seed={self.seed}"]
-        return ["train", self.table.config, *self.from_start, *self.overrides, *path, *here]
+        return [self.table.config, *self.from_start, *self.overrides, *path, *here]
 
 
 # running
@@ -117,14 +120,14 @@ class Processes:
         self.running: set[subprocess.Popen] = set()
         self.stopped = threading.Event()
 
-    def run(self, arguments: list[str], log: Path) -> None:
-        """Run `linformer` with these arguments."""
+    def run(self, arguments: list[str], log: Path, **environment: str) -> None:
+        """Run Python with these arguments."""
         if self.stopped.is_set():
             raise KeyboardInterrupt
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as output:
-            command = [sys.executable, "-m", "linformer_kit.cli", *arguments]
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=self.environment)
+            command, environment = [sys.executable, *arguments], {**self.environment, **environment}
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
             self.running.add(process)
             process.wait()
             self.running.discard(process)
@@ -132,7 +135,7 @@ class Processes:
             raise KeyboardInterrupt
         if process.returncode:
             last = log.read_text(encoding="utf-8").strip().splitlines()[-1:]
-            raise UserError(f"linformer {' '.join(arguments)} has failed: {' '.join(last)}; all it said is in {log}")
+            raise UserError(f"python {' '.join(arguments)} has failed: {' '.join(last)}; all it said is in {log}")
 
     def stop(self) -> None:
         self.stopped.set()
@@ -145,10 +148,10 @@ def run_job(job: Job, processes: Processes, start: Future | None) -> tuple[dict[
     if start is not None:
         start.result()
     folder, log = job.folder, job.folder.folder.with_suffix(".log")
-    processes.run(job.command, log)
+    processes.run([*LINFORMER, "train", *job.arguments], log)
     found: dict[str, Any] = {}
     for beams in job.table.beams:
-        processes.run(["evaluate", str(folder.folder), "--beams", str(beams)], log)
+        processes.run([*LINFORMER, "evaluate", str(folder.folder), "--beams", str(beams)], log)
         evaluation = json.loads(folder.evaluation.read_text(encoding="utf-8"))
         suffix = f"_beam{beams}" if beams > 1 else ""
         found |= {f"{name}{suffix}": evaluation[name] for name in ("bleu", "chrf") if name in evaluation}
@@ -169,9 +172,16 @@ def run_job(job: Job, processes: Processes, start: Future | None) -> tuple[dict[
         **{f"test_{name}": value for name, value in found.items()},
         "tokens_per_second": statistics.median(rates),
         "seconds_per_epoch": tokens_per_epoch / statistics.median(rates),
-        "peak_mib": result["peak_mib"],
+        "peak_mib": peak_mib(job, processes, log),
     }
     return row, list(curve_of(job, metrics))
+
+
+def peak_mib(job: Job, processes: Processes, log: Path) -> float:
+    """What training takes at its peak."""
+    path = job.folder.folder / "memory.json"
+    processes.run([str(MEMORY), str(path), *job.arguments], log, **PLAIN_ALLOCATION)
+    return json.loads(path.read_text(encoding="utf-8"))["peak_mib"]
 
 
 def curve_of(job: Job, metrics: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

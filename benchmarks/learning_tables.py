@@ -145,6 +145,7 @@ IMDB_BYTES = LearningTable(
         "dynamic, sharing none": (),
         "dynamic, 2 epochs": ("model.sharing=headwise", "training.epochs=2"),  # in the time of one with full attention
     },
+    repeated={FULL: 2, "dynamic, sharing none": 2},
     beside={"dynamic, 2 epochs": None},
 )
 

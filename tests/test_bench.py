@@ -139,11 +139,12 @@ def test_peak_memory_sees_a_known_allocation(mib):
 def test_freed_memory_is_held_or_given_back(hold):
     code = f"""
 import torch
-from linformer_kit.bench.measure import _status_bytes, hold_memory
+from linformer_kit.bench.measure import hold_memory
+from linformer_kit.process_memory import status_bytes
 hold_memory({hold})
-before = _status_bytes("VmRSS")
+before = status_bytes("VmRSS")
 torch.ones(2**26)
-print((_status_bytes("VmRSS") - before) // 2**20)
+print((status_bytes("VmRSS") - before) // 2**20)
 """
     left_mib = int(subprocess.check_output([sys.executable, "-c", code]))
     assert left_mib > 200 if hold else left_mib < 50
@@ -155,11 +156,12 @@ def test_held_memory_is_given_back_before_another_process_is_measured():
     code = """
 import torch
 from linformer_kit.bench import measure, memory
+from linformer_kit.process_memory import status_bytes
 measure.hold_memory()
-before = measure._status_bytes("VmRSS")
+before = status_bytes("VmRSS")
 torch.ones(2**26)
 memory.measure_memory(memory.MemoryPoint("linformer-kit", 128, 32, 1, "forward"))
-print((measure._status_bytes("VmRSS") - before) // 2**20)
+print((status_bytes("VmRSS") - before) // 2**20)
 """
     assert int(subprocess.check_output([sys.executable, "-c", code])) < 50
 

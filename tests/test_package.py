@@ -20,7 +20,7 @@ from linformer_kit.bench.paper_table import ROWS, in_words
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "linformer_kit"
 # what each room may import of ours
-PLAIN = {"errors", "files", "typed", "plain_yaml", "drawing"}
+PLAIN = {"errors", "files", "typed", "plain_yaml", "drawing", "process_memory"}
 MAY_IMPORT = {
     "models": {"models"},
     **{name: {"models", "errors", "files"} for name in PLAIN},

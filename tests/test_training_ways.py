@@ -3,6 +3,8 @@ smoothing, patience, precision, reports, streams."""
 
 import gc
 import gzip
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -318,3 +320,31 @@ def test_streaming(tmp_path, task, ending):
     asked = write_jsonl(tmp_path / "asked.jsonl", [{"source" if task == "translation" else "text": text}])
     assert answers(tmp_path / "run", asked, "--tokens", 3) == answers(tmp_path / "run", text, "--tokens", 3)
     gc.collect()
+
+
+HOLES = """
+import sys
+import torch
+from rich.console import Console
+from linformer_kit.process_memory import status_bytes
+from linformer_kit.training.config import load_config
+from linformer_kit.training.train import train
+
+config = load_config(sys.argv[1], ["training.steps=50", "training.evaluate_every=50"])
+large = torch.ones(2**22)
+del large  # from now on glibc keeps freed tensors of up to 16 MiB
+before = status_bytes("VmRSS")
+freed, kept = zip(*((torch.ones(2**18), torch.ones(2**10)) for _ in range(400)))
+del freed  # 400 MiB, between small pieces that are in use
+left = status_bytes("VmRSS") - before
+train(config, Console(quiet=True))
+print(left // 2**20, (status_bytes("VmRSS") - before) // 2**20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_memory_that_was_freed_is_given_back_while_training(tmp_path, quick):
+    path = quick("classification", tmp_path)
+    left, after = map(int, subprocess.check_output([sys.executable, "-c", HOLES, str(path)], text=True).split())
+    assert left > 300  # else there is nothing to give back
+    assert after < left / 2

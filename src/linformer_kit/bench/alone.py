@@ -7,7 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
-from .measure import OUT_OF_MEMORY, OVER_TIME_LIMIT, is_out_of_memory, release_free_memory
+from ..process_memory import release_free_memory
+from .measure import OUT_OF_MEMORY, OVER_TIME_LIMIT, is_out_of_memory
 
 # glibc: every tensor in a mapping of its own, given back when it is freed. The peak is then the layer's, the same in every run;
 # by default up to twice as much can stay in the allocator, depending on the order of earlier allocations

@@ -17,6 +17,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..process_memory import peak_resident, release_free_memory, status_bytes
+
 Name = TypeVar("Name", bound=Hashable)
 Mode = Literal["forward", "forward+backward"]
 MODES: tuple[Mode, ...] = ("forward", "forward+backward")
@@ -141,26 +143,6 @@ def time_interleaved(
     return timings
 
 
-def _status_bytes(field: str) -> int | None:
-    """A field of /proc/self/status in bytes; None where there is no such file."""
-    try:
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
-
-
-def _peak_resident() -> int:
-    """The most memory this process has held so far, since `_reset_peak` where that works."""
-    # not ru_maxrss on Linux: it is inherited over exec, so it starts at the parent's peak
-    peak = _status_bytes("VmHWM")
-    if peak is not None:
-        return peak
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def _reset_peak() -> None:
     """Let the peak start anew from what is resident now. Where the system cannot, it goes on from the peak so far."""
     with contextlib.suppress(OSError):
@@ -170,21 +152,13 @@ def _reset_peak() -> None:
 def peak_memory(call: Callable[[], object]) -> int:
     """Bytes that `call` needs at its peak, above what was resident just before it."""
     gc.collect()
-    release_free_memory()
+    release_free_memory()  # else a call that reuses it seems to need less
     _reset_peak()
-    before = _peak_resident()
+    before = peak_resident() or 0
     result = call()
-    peak = _peak_resident() - before
+    peak = (peak_resident() or 0) - before
     del result
     return peak
-
-
-def release_free_memory() -> None:
-    """Give freed memory back to the system, else a call that reuses it seems to need less."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
-        if trim is not None:
-            trim(0)
 
 
 def hold_memory(hold: bool = True) -> None:
@@ -203,7 +177,7 @@ def hold_memory(hold: bool = True) -> None:
 
 def limit_memory() -> None:
     """Make an allocation beyond the memory that is free fail with an error, where Linux would kill the process instead."""
-    in_use, available = _status_bytes("VmData"), available_bytes()
+    in_use, available = status_bytes("VmData"), available_bytes()
     if in_use is not None and available is not None:
         import resource
 

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import os
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
 from ..errors import Stopped, UserError
+from ..process_memory import peak_resident
 from .announce import announce
 from .arguments import is_on_gpu, training_arguments
 from .batches import Change, Examples, Padding, Stream, change_of, lengths_of
@@ -193,16 +193,6 @@ def best_checkpoint(trainer: LinformerTrainer, run: RunFolder, console: Console)
     raise UserError(f"no whole checkpoint is left in {run.checkpoints}; remove {run.folder} and train again")
 
 
-def peak_mib() -> float | None:
-    """The most memory that this process has had, Python and libraries included; None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
-
-
 def finish(
     trainer: LinformerTrainer, run: RunFolder, config: RunConfig, prepared: Prepared, seconds: float, console: Console
 ) -> None:
@@ -222,7 +212,9 @@ def finish(
             prepared.tokenizer.save_pretrained(unfinished)
         prepared.tokenizer.save_pretrained(run.tokenizer)
         result = {"best_step": step_of(best), "steps": trainer.state.global_step, **metrics}
-        costs = {"tokens": trainer.state.num_input_tokens_seen, "seconds": seconds, "peak_mib": peak_mib()}
+        peak = peak_resident()
+        peak_mib = None if peak is None else round(peak / 2**20, 1)
+        costs = {"tokens": trainer.state.num_input_tokens_seen, "seconds": seconds, "peak_mib": peak_mib}
         write_text(run.result, json.dumps({**result, **costs}, indent=1))
     trainer.accelerator.wait_for_everyone()
     console.print(f"Best at step {step_of(best)}: {in_words(metrics)}", highlight=False, soft_wrap=True)

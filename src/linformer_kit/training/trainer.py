@@ -17,6 +17,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from ..errors import UserError
 from ..models.projection_linformer import LinearProjection
+from ..process_memory import release_free_memory
 from .batches import IGNORED, Examples, InBuckets
 from .checkpoint import (
     PREFIX,
@@ -30,6 +31,10 @@ from .checkpoint import (
 )
 from .config import RunConfig
 from .metrics import class_metrics, token_metrics, token_sums
+
+# steps between two returns of freed memory: batches of ever other lengths leave holes in it that glibc keeps, and a run grows and
+# grows; a return costs a twentieth of a second or so, in pages to be had anew
+RELEASE_EVERY = 50
 
 
 class Interrupted(Exception):
@@ -252,6 +257,8 @@ class Flow(TrainerCallback):
             control.should_evaluate = False
         # with a log at every checkpoint, the losses between two logs are the same after a resumption
         control.should_log = control.should_save or step % self.training.log_every == 0
+        if step % RELEASE_EVERY == 0:
+            release_free_memory()
 
     def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.signal is not None and args.world_size == 1:
