@@ -32,8 +32,8 @@ from .checkpoint import (
 from .config import RunConfig
 from .metrics import class_metrics, token_metrics, token_sums
 
-# steps between two returns of freed memory: batches of ever other lengths leave holes in it that glibc keeps, and a run grows and
-# grows; a return costs a twentieth of a second or so, in pages to be had anew
+# steps after which freed memory goes back to the system: batches of ever other lengths leave holes in it that glibc keeps; not
+# after every step, because pages that went back take time to be had again
 RELEASE_EVERY = 50
 
 
