@@ -110,7 +110,7 @@ IMDB = LearningTable(
         "dynamic, sharing none": ("model.sharing=none",),
     },
     seeds=3,
-    repeated={"dynamic, sharing none": 1},
+    repeated={"linear": 2, "dynamic, sharing none": 1},
 )
 
 # 1,600 reviews are too few to learn to read from
@@ -127,7 +127,6 @@ MOVIE_REVIEWS = LearningTable(
         *("training.epochs=3", "training.batch_size=8", "training.learning_rate=2e-4"),
     ),
     variants={variant: IMDB.variants[variant] for variant in (FULL, "dynamic", "linear")},
-    seeds=3,
     is_on_hub=False,
 )
 
