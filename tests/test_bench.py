@@ -166,6 +166,17 @@ print((status_bytes("VmRSS") - before) // 2**20)
     assert int(subprocess.check_output([sys.executable, "-c", code])) < 50
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system tells no other")
+def test_the_peak_of_a_process_is_not_that_of_its_parent():
+    child = "from linformer_kit.process_memory import peak_resident; print(peak_resident() // 2**20)"
+    code = f"""
+import subprocess, sys
+large = b"x" * 400 * 2**20
+print(subprocess.check_output([sys.executable, "-c", {child!r}], text=True))
+"""
+    assert int(subprocess.check_output([sys.executable, "-c", code])) < 300
+
+
 def test_memory_of_a_point_is_measured_in_a_process_of_its_own():
     hold = torch.ones(100 * 2**18)  # not the child's
     status, peak = memory.measure_memory(memory.MemoryPoint(peers.FULL, 1024, 32, 2, "forward"))
