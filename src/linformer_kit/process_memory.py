@@ -6,13 +6,18 @@ import sys
 from pathlib import Path
 
 
-def status_bytes(field: str) -> int | None:
-    """A field of /proc/self/status in bytes; None where there is no such file."""
+def bytes_in(path: str, field: str) -> int | None:
+    """A field of a file such as /proc/meminfo in bytes; None where there is no such file or field."""
     try:
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path(path).read_text(), re.MULTILINE)
     except OSError:
         return None
     return int(found[1]) * 1024 if found else None
+
+
+def status_bytes(field: str) -> int | None:
+    """A field of what Linux tells of this process."""
+    return bytes_in("/proc/self/status", field)
 
 
 def peak_resident() -> int | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..process_memory import peak_resident, release_free_memory, status_bytes
+from ..process_memory import bytes_in, peak_resident, release_free_memory, status_bytes
 
 Name = TypeVar("Name", bound=Hashable)
 Mode = Literal["forward", "forward+backward"]
@@ -143,6 +143,13 @@ def time_interleaved(
     return timings
 
 
+def _peak() -> int:
+    peak = peak_resident()
+    if peak is None:  # not 0, which would be a figure
+        raise OSError(f"{sys.platform} does not tell how much memory a process has had")
+    return peak
+
+
 def _reset_peak() -> None:
     """Let the peak start anew from what is resident now. Where the system cannot, it goes on from the peak so far."""
     with contextlib.suppress(OSError):
@@ -154,9 +161,9 @@ def peak_memory(call: Callable[[], object]) -> int:
     gc.collect()
     release_free_memory()  # else a call that reuses it seems to need less
     _reset_peak()
-    before = peak_resident() or 0
+    before = _peak()
     result = call()
-    peak = (peak_resident() or 0) - before
+    peak = _peak() - before
     del result
     return peak
 
@@ -197,11 +204,7 @@ def available_bytes() -> int | None:
 
 def meminfo_bytes(field: str) -> int | None:
     """A field of /proc/meminfo in bytes; None where there is no such file."""
-    try:
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
+    return bytes_in("/proc/meminfo", field)
 
 
 def fit_exponent(sizes: Iterable[float], costs: Iterable[float]) -> float:
