@@ -40,7 +40,9 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for CSVs and pictures.")] = RESULTS,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget earlier measurements.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Only draw and print what has been measured.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny sweep, to try the benchmark itself; needs --output.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tiny sweep, to try the benchmark itself; needs --output.")
+    ] = False,
 ) -> None:
     """Measure time and memory of the attention layers beside other packages."""
     run_program(PROGRAM, output, fresh, summary, quick)

@@ -23,10 +23,13 @@ LOOKS = {
 }
 
 
-def compare(benchmark: Benchmark, column: str, length: int, projected_length: int, mode: Mode, other: str) -> float | None:
+def compare(
+    benchmark: Benchmark, column: str, length: int, projected_length: int, mode: Mode, other: str
+) -> float | None:
     """The other implementation's number divided by ours."""
     theirs, ours = (
-        benchmark.main.number(column, **benchmark.key(name, length, projected_length, BATCH, mode)) for name in (other, OURS)
+        benchmark.main.number(column, **benchmark.key(name, length, projected_length, BATCH, mode))
+        for name in (other, OURS)
     )
     return ratio(theirs, ours)
 
@@ -67,11 +70,15 @@ def targets(benchmark: Benchmark) -> list[Target]:
     found.append(Target("faster than full attention", f"{forward}, N=16,384, K=128", True, 15.0, "×", measured))
     for rows in PROJECTED_LENGTHS:
         measured = lowest_gemm_fraction(benchmark, rows)
-        found.append(Target("share of the GEMM rate, lowest", f"{forward}, N≥4,096, K={rows}", True, 0.8, "%", measured))
+        found.append(
+            Target("share of the GEMM rate, lowest", f"{forward}, N≥4,096, K={rows}", True, 0.8, "%", measured)
+        )
     lengths = benchmark.sweep.growth_lengths
     for mode, (column, what) in product(MODES, (("seconds_median", "time"), ("peak_mib", "memory"))):
         measured = exponent(benchmark, column, mode)
-        found.append(Target(f"exponent of {what}", f"{mode}, N={min(lengths):,}–{max(lengths):,}", False, 1.05, "", measured))
+        found.append(
+            Target(f"exponent of {what}", f"{mode}, N={min(lengths):,}–{max(lengths):,}", False, 1.05, "", measured)
+        )
     for name in (causal_name(*shape) for shape in benchmark.sweep.causal_shapes):
         measured = causal_speed_up(benchmark, 16384, name)
         found.append(Target("faster than causal SDPA", f"{forward}, N=16,384, {name}", True, 5.0, "×", measured))
@@ -87,21 +94,31 @@ def draw_main(benchmark: Benchmark, labels: dict[str, str]) -> Figure:
         wanted = {"batch": BATCH, "mode": mode}
         rows = {name: None if name == FULL else K for name in peers.IMPLEMENTATIONS}
         return {
-            labels[name]: line(benchmark.main, column, implementation=name, projected_length=rows[name], **wanted) for name in rows
+            labels[name]: line(benchmark.main, column, implementation=name, projected_length=rows[name], **wanted)
+            for name in rows
         }
 
     drawing.cost_lines(forward, f"Forward, K={K}", lines("seconds_median", "forward"), looks, "time")
     drawing.cost_lines(both, f"Forward and backward, K={K}", lines("seconds_median", "forward+backward"), looks, "time")
-    drawing.cost_lines(memory, f"Peak memory, forward and backward, K={K}", lines("peak_mib", "forward+backward"), looks, "memory")
+    drawing.cost_lines(
+        memory, f"Peak memory, forward and backward, K={K}", lines("peak_mib", "forward+backward"), looks, "memory"
+    )
     length = 4096 if 4096 in benchmark.sweep.lengths else max(benchmark.sweep.lengths)
     series = {
         mode.replace("+", " and "): [
-            compare(benchmark, "seconds_median", length, rows, mode, LINFORMER) or 0 for rows in benchmark.sweep.projected_lengths
+            compare(benchmark, "seconds_median", length, rows, mode, LINFORMER) or 0
+            for rows in benchmark.sweep.projected_lengths
         ]
         for mode in MODES
     }
     groups = [f"K={rows}" for rows in benchmark.sweep.projected_lengths]
-    drawing.bars(gains, f"Times faster than {labels[LINFORMER]}, N={length:,}", groups, series, (drawing.VERMILION, drawing.ORANGE))
+    drawing.bars(
+        gains,
+        f"Times faster than {labels[LINFORMER]}, N={length:,}",
+        groups,
+        series,
+        (drawing.VERMILION, drawing.ORANGE),
+    )
     drawing.shared_legend(figure, forward)
     return figure
 

@@ -121,7 +121,13 @@ class Benchmark:
                 if (length >= sweep.long_from) == is_long:
                     for name in self.implementations(rows):
                         point = MemoryPoint(name, length, rows, BATCH, mode)
-                        add(f"memory N={length:,} K={rows} {name}", self.memory_is_known, self.measure_memory, self.main, point)
+                        add(
+                            f"memory N={length:,} K={rows} {name}",
+                            self.memory_is_known,
+                            self.measure_memory,
+                            self.main,
+                            point,
+                        )
 
         add_main(is_long=False)
         for mode in MODES:
@@ -145,18 +151,29 @@ class Benchmark:
     def key(implementation: str, length: int, projected_length: int, batch: int, mode: str) -> dict[str, object]:
         """The key columns of a row."""
         rows = None if implementation == FULL else projected_length
-        return {"implementation": implementation, "length": length, "projected_length": rows, "batch": batch, "mode": mode}
+        return {
+            "implementation": implementation,
+            "length": length,
+            "projected_length": rows,
+            "batch": batch,
+            "mode": mode,
+        }
 
     def untimed_modes(self, length: int) -> list[Mode]:
         """Layers of a length are timed together, so one of them tells for all."""
-        rows = {mode: self.main.get(**self.key(OURS, length, self.sweep.projected_lengths[0], BATCH, mode)) for mode in MODES}
+        rows = {
+            mode: self.main.get(**self.key(OURS, length, self.sweep.projected_lengths[0], BATCH, mode))
+            for mode in MODES
+        }
         return [mode for mode, row in rows.items() if not (row and row["status"])]
 
     def refusals(self, points: list[Point], length: int, modes: list[Mode]) -> dict[tuple[str, int, Mode], str]:
         """The points that are not worth starting at this length, and why."""
         found = {}
         for (name, rows), mode in product(points, modes):
-            reason = self.refusal(self.main, self.key(name, length, rows, BATCH, mode), exponent=2 if name == FULL else 1)
+            reason = self.refusal(
+                self.main, self.key(name, length, rows, BATCH, mode), exponent=2 if name == FULL else 1
+            )
             if reason:
                 found[name, rows, mode] = reason
         return found
@@ -165,7 +182,9 @@ class Benchmark:
         """Why a call is not worth starting, as far as the next shorter length tells."""
         length = int(str(key["length"]))
         shorter = [
-            row for row in table.rows(**{name: key[name] for name in key if name != "length"}) if int(row["length"]) < length
+            row
+            for row in table.rows(**{name: key[name] for name in key if name != "length"})
+            if int(row["length"]) < length
         ]
         if not shorter:
             return None
@@ -196,7 +215,9 @@ class Benchmark:
             is_long_training = mode != "forward" and length >= self.sweep.long_from
             timings = self.time(calls, few_rounds=is_long_training)
             timings |= {point: Timing(refusals[*point, mode]) for point in points if point not in calls}
-            self.main.put([{**self.key(name, length, rows, BATCH, mode), **as_row(timings[name, rows])} for name, rows in points])
+            self.main.put(
+                [{**self.key(name, length, rows, BATCH, mode), **as_row(timings[name, rows])} for name, rows in points]
+            )
             for rows in self.sweep.projected_lengths:
                 found = {name: timings[name, rows] for name in self.implementations(rows)}
                 yield in_words(f"N={length:,} K={rows} {mode}", found)
@@ -229,7 +250,9 @@ class Benchmark:
             point = {**self.key(OURS, length, rows, BATCH, "forward"), **as_row(timings[rows])}
             found.append({**point, "multiply_adds": multiply_adds, "gemm_rate": rate, "gemm_fraction": fraction})
         self.share.put(found)
-        percents = [f"K={row['projected_length']} {100 * row['gemm_fraction']:.0f} %" for row in found if row["gemm_fraction"]]
+        percents = [
+            f"K={row['projected_length']} {100 * row['gemm_fraction']:.0f} %" for row in found if row["gemm_fraction"]
+        ]
         yield f"share of the GEMM rate, N={length:,}: {', '.join(percents) or OUT_OF_MEMORY}"
 
     def growth_is_timed(self, mode: Mode) -> bool:
@@ -278,7 +301,9 @@ class Benchmark:
         for mode in self.untimed_causal_modes(length):
             keys = self.causal_keys(length, mode)
             refusals = {name: self.refusal(self.causal, key, exponent=2) for name, key in keys.items()}
-            timings = self.time({name: make_call(layer, x, mode) for name, layer in layers.items() if not refusals[name]})
+            timings = self.time(
+                {name: make_call(layer, x, mode) for name, layer in layers.items() if not refusals[name]}
+            )
             timings |= {name: Timing(reason) for name, reason in refusals.items() if reason}
             self.causal.put([{**keys[name], **as_row(timings[name])} for name in layers])
             yield in_words(f"causal N={length:,} {mode}", timings)

@@ -163,7 +163,8 @@ def main() -> None:
     medians = {question: medians_of(calls) for question, calls in track(questions().items(), "Timing the choices")}
     with torch.enable_grad():
         medians |= {
-            f"memory, N={LONG:,}, K={rows}, {mode}": allocator(rows, mode) for rows, mode in zip((32, 128), MODES, strict=True)
+            f"memory, N={LONG:,}, K={rows}, {mode}": allocator(rows, mode)
+            for rows, mode in zip((32, 128), MODES, strict=True)
         }
     rows = [
         {

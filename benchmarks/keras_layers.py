@@ -130,7 +130,10 @@ def check_layers(sweep: Sweep) -> None:
         randomise(layer, generator)
         actual_BPC = model.predict_on_batch(x_BNC)[:, COMPARED_POSITIONS]
         exact = reference_layer(layer)
-        expected = [reference.linformer_attention(x_NC[list(COMPARED_POSITIONS)], x_NC, exact)[0] for x_NC in x_BNC.astype(float)]
+        expected = [
+            reference.linformer_attention(x_NC[list(COMPARED_POSITIONS)], x_NC, exact)[0]
+            for x_NC in x_BNC.astype(float)
+        ]
         require_agreement(name, "output", torch.from_numpy(actual_BPC), torch.from_numpy(np.array(expected)))
 
     full = layers[FULL]
@@ -215,12 +218,17 @@ def time_layers(sweep: Sweep, mode: str, length: int) -> dict[str, Timing]:
     generator = np.random.default_rng(0)
     x_BNC, y_BNC = generator.standard_normal((2, sweep.batch(length), length, sweep.width), dtype=np.float32)
     calls = {
-        name: make_call(model_of(layer, length, sweep.width), x_BNC, y_BNC, mode) for name, layer in make_layers(sweep).items()
+        name: make_call(model_of(layer, length, sweep.width), x_BNC, y_BNC, mode)
+        for name, layer in make_layers(sweep).items()
     }
     names = list(calls)
     # the first call compiles; whoever runs out of memory then has, on JAX, lost its weights too
     fitting = {name: call for name, call in calls.items() if seconds_if_it_fits(call) is not None}
-    rounds = {"budget_seconds": sweep.budget_seconds, "least_rounds": sweep.least_rounds, "most_rounds": sweep.most_rounds}
+    rounds = {
+        "budget_seconds": sweep.budget_seconds,
+        "least_rounds": sweep.least_rounds,
+        "most_rounds": sweep.most_rounds,
+    }
     timings = time_interleaved(fitting, **rounds)
     del calls, fitting  # and the models with them
     keras.utils.clear_session()
@@ -316,7 +324,9 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for CSVs and pictures.")] = RESULTS,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget earlier measurements.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Only draw and print what has been measured.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny sweep, to try the benchmark itself; needs --output.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tiny sweep, to try the benchmark itself; needs --output.")
+    ] = False,
 ) -> None:
     """Measure predict and a training step of the Keras layer beside MultiHeadAttention, on each backend."""
     os.environ.setdefault("KERAS_BACKEND", "torch")  # of this process, which only reads the code of the layers

@@ -48,7 +48,9 @@ def speedups(table: Table, lengths: tuple[int, ...], projected_lengths: tuple[in
         )
         is_wanted = (length, projected_length) == (TARGET_LENGTH, TARGET_K)
         where = f"{BACKENDS[backend]}, N={length:,}, K={projected_length}"
-        return Target(f"{mode}, speed beside {FULL}", where, True, LEAST_SPEEDUP if is_wanted else None, "×", ratio(full, ours))
+        return Target(
+            f"{mode}, speed beside {FULL}", where, True, LEAST_SPEEDUP if is_wanted else None, "×", ratio(full, ours)
+        )
 
     found = [speedup(*point) for point in product(MODES, BACKENDS, lengths, projected_lengths)]
     return sorted(found, key=lambda target: target.wanted is None)
@@ -61,7 +63,9 @@ def draw(benchmark: Any) -> Figure:
     looks |= dict(zip(map(our_name, sweep.projected_lengths), LOOKS_OF_OURS, strict=True))
 
     def seconds_per_example(**wanted: str) -> Points:
-        return [(length, seconds / sweep.batch(int(length))) for length, seconds in line(table, "seconds_median", **wanted)]
+        return [
+            (length, seconds / sweep.batch(int(length))) for length, seconds in line(table, "seconds_median", **wanted)
+        ]
 
     figure, panels = drawing.new_figure(len(MODES), len(BACKENDS), height=3.2)
     for axes, (mode, backend) in zip(panels, product(MODES, BACKENDS), strict=True):

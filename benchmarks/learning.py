@@ -84,7 +84,9 @@ class Job:
         """Changes with any setting that changes what is learnt; the model counts as it is built, defaults filled in."""
         config = load_config(self.table.config, [*self.from_start, *self.overrides])
         model = told_model(config.model).to_dict()
-        tree = to_tree(config) | {"model": {name: model[name] for name in LinformerConfig.__annotations__ if name not in DERIVED}}
+        tree = to_tree(config) | {
+            "model": {name: model[name] for name in LinformerConfig.__annotations__ if name not in DERIVED}
+        }
         settings = {key: value for key, value in leaves(tree) if key not in NOT_SETTINGS}
         if self.start is not None:
             settings["start"] = self.start.fingerprint
@@ -94,7 +96,9 @@ class Job:
 
     @property
     def folder(self) -> RunFolder:
-        return RunFolder(self.runs / self.table.name / f"{self.variant}-seed{self.seed}-{self.fingerprint}".replace(" ", "-"))
+        return RunFolder(
+            self.runs / self.table.name / f"{self.variant}-seed{self.seed}-{self.fingerprint}".replace(" ", "-")
+        )
 
     @property
     def from_start(self) -> list[str]:
@@ -319,7 +323,9 @@ def current_rows(folder: Path, table: LearningTable, console: Console) -> Table 
     rows = table_in(folder, table)
     for row in rows.rows():
         if not is_current(row):
-            console.print(f"{table.name}: {row['variant']}, seed {row['seed']}, was run with other settings and is left out")
+            console.print(
+                f"{table.name}: {row['variant']}, seed {row['seed']}, was run with other settings and is left out"
+            )
     found = rows.only(is_current)
     return found if any(found.rows()) else None
 
@@ -372,9 +378,12 @@ def generate_with(jobs: list[Job], output: Path) -> None:
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Which tables; all if none is given.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with local copies of the data sets.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder of the results; tables and pictures go to learning/ in it.")] = RESULTS,
+    output: Annotated[
+        Path, typer.Option(help="Folder of the results; tables and pictures go to learning/ in it.")
+    ] = RESULTS,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs") / "learning",
-    at_once: Annotated[int, typer.Option(min=1, help="How many runs at a time; they share the cores.")] = os.cpu_count() or 1,
+    at_once: Annotated[int, typer.Option(min=1, help="How many runs at a time; they share the cores.")] = os.cpu_count()
+    or 1,
     summary: Annotated[bool, typer.Option(help="Only draw and summarise what is there.")] = False,
 ) -> None:
     """Train, evaluate, tabulate and draw; what is there already is kept."""

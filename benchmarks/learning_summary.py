@@ -88,7 +88,12 @@ def draw_values(axes: Axes, table: LearningTable, rows: Table) -> None:
     for place, variant in enumerate(variants):
         values = [scale * value for value in numbers(rows.rows(variant=variant), f"test_{table.metric}")]
         if full and statistics.fmean(values) > FAR * max(full):
-            at_the_edge = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "color": drawing.BLUE}
+            at_the_edge = {
+                "transform": axes.get_yaxis_transform(),
+                "ha": "right",
+                "va": "center",
+                "color": drawing.BLUE,
+            }
             axes.text(0.99, place, f"{statistics.fmean(values):.0f} →", **at_the_edge)
             continue
         colour = drawing.GREY if variant == FULL else drawing.BLUE
@@ -108,7 +113,9 @@ def draw_curves(axes: Axes, table: LearningTable, curves: Table) -> None:
     scale = 100 if table.metric == "accuracy" else 1
     others = [variant for variant in table.variants if variant != FULL]
     found = {
-        variant: sorted((float(row["tokens"]) / 1e6, scale * float(row["metric"])) for row in curves.rows(variant=variant, seed=0))
+        variant: sorted(
+            (float(row["tokens"]) / 1e6, scale * float(row["metric"])) for row in curves.rows(variant=variant, seed=0)
+        )
         for variant in table.variants
     }
     found = {variant: points for variant, points in found.items() if points}
@@ -198,7 +205,9 @@ def draw_overview(tables: Found, rows: list[Row], path: Path) -> None:
         axes.axvline(one, color=drawing.GREY, linewidth=1, linestyle="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
         drawing.calm(axes)
-    left.set_yticks(range(len(rows)), [f"{table.title}\n{textwrap.fill(f'({table.recommended})', 40)}" for table, _ in tables])
+    left.set_yticks(
+        range(len(rows)), [f"{table.title}\n{textwrap.fill(f'({table.recommended})', 40)}" for table, _ in tables]
+    )
     right.set_yticks([])
     left.set_xlabel("accuracy, BLEU or 1 / perplexity,\nin % of full attention's (grey)")
     left.set_title("How good", loc="left", fontsize=11, fontweight="bold")
@@ -210,7 +219,11 @@ def draw_overview(tables: Found, rows: list[Row], path: Path) -> None:
 
 def overview(tables: Found, output: Path) -> None:
     """All tables that have both, as CSV and picture."""
-    complete = [(table, runs) for table, runs in tables if all(list(runs.rows(variant=each)) for each in (FULL, table.recommended))]
+    complete = [
+        (table, runs)
+        for table, runs in tables
+        if all(list(runs.rows(variant=each)) for each in (FULL, table.recommended))
+    ]
     if complete:
         rows = overview_of(complete)
         write_rows(output / f"{OVERVIEW}.csv", rows)

@@ -223,7 +223,12 @@ PASSAGES = LearningTable(
     is_on_hub=False,
     starts_from=("tatoeba", FULL),
     settings=(
-        *("model.max_position_embeddings=512", "training.epochs=2", "training.batch_size=48", "training.learning_rate=1e-3"),
+        *(
+            "model.max_position_embeddings=512",
+            "training.epochs=2",
+            "training.batch_size=48",
+            "training.learning_rate=1e-3",
+        ),
         "training.evaluate_every=343",
     ),
     variants=joined_variants(rows=16, words=128),
@@ -237,9 +242,15 @@ DOCUMENTS = replace(
     variants=joined_variants(rows=64, words=512),
     sentences=25,
     starts_from=("passages", None),
-    settings=("training.epochs=3", "training.batch_size=16", "training.learning_rate=1e-3", "training.evaluate_every=396"),
+    settings=(
+        "training.epochs=3",
+        "training.batch_size=16",
+        "training.learning_rate=1e-3",
+        "training.evaluate_every=396",
+    ),
 )
 
 TABLES = {
-    table.name: table for table in (MASKED_LM, IMDB, IMDB_BYTES, MOVIE_REVIEWS, LISTOPS, CAUSAL_LM, TATOEBA, PASSAGES, DOCUMENTS)
+    table.name: table
+    for table in (MASKED_LM, IMDB, IMDB_BYTES, MOVIE_REVIEWS, LISTOPS, CAUSAL_LM, TATOEBA, PASSAGES, DOCUMENTS)
 }

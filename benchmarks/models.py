@@ -43,7 +43,9 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for CSVs and pictures.")] = RESULTS,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget earlier measurements.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Only draw and print what has been measured.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny sweep, to try the benchmark itself; needs --output.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tiny sweep, to try the benchmark itself; needs --output.")
+    ] = False,
 ) -> None:
     """Measure the time of whole models beside those of transformers, and of generation."""
     transformers.logging.set_verbosity_error()  # BigBird says at N=512 that it falls back to full attention; so do we

@@ -40,7 +40,10 @@ def milliseconds_by_kind(name: str) -> dict[str, float]:
             call()
     operators = [event for event in profiled.key_averages() if event.device_type == DeviceType.CPU]
     total = sum(event.self_cpu_time_total for event in operators)
-    spent = {kind: sum(event.self_cpu_time_total for event in operators if event.key in names) for kind, names in KINDS.items()}
+    spent = {
+        kind: sum(event.self_cpu_time_total for event in operators if event.key in names)
+        for kind, names in KINDS.items()
+    }
     return {kind: 1e-3 * time / CALLS for kind, time in {**spent, "the rest": total - sum(spent.values())}.items()}
 
 

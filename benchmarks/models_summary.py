@@ -74,7 +74,11 @@ def fastest(benchmark: Benchmark) -> list[Target]:
     found = []
     for mode, length in product(MODES, LENGTHS[1:]):
         rival = next_fastest(benchmark, length, mode)
-        measured = None if rival is None else ratio(*(seconds(benchmark, name, length, mode) for name in (rival, linear_name(K))))
+        measured = (
+            None
+            if rival is None
+            else ratio(*(seconds(benchmark, name, length, mode) for name in (rival, linear_name(K))))
+        )
         where = f"{mode}, N={length:,}, K={K}" + (f", next: {rival}" if rival else "")
         wanted = 1.5 if length >= 4096 else 1.0
         found.append(Target("faster than the next attention-based model", where, True, wanted, "×", measured))
@@ -89,7 +93,9 @@ def time_saved(benchmark: Benchmark) -> list[Target]:
             names = (NONE_EAGER, linear_name(rows))
             measured = ratio(*(seconds(benchmark, name, length, "forward") for name in names))
             where = f"forward, N={length:,}, K={rows}"
-            found.append(Target("faster than unfused attention (the paper's Table 3)", where, True, wanted, "×", measured))
+            found.append(
+                Target("faster than unfused attention (the paper's Table 3)", where, True, wanted, "×", measured)
+            )
     return found
 
 
@@ -99,7 +105,9 @@ def share_of_saving(benchmark: Benchmark) -> list[Target]:
     for rows, length in product(SAVED_IN_PAPER, LENGTHS):
         names = (NONE_SDPA, linear_name(rows))
         times = ratio(*(seconds(benchmark, name, length, "forward") for name in names))
-        numbers = (benchmark.encoders.number("multiply_adds", model=name, length=length, mode="forward") for name in names)
+        numbers = (
+            benchmark.encoders.number("multiply_adds", model=name, length=length, mode="forward") for name in names
+        )
         what = "faster than fused attention ÷ fewer multiply-adds"
         found.append(Target(what, f"forward, N={length:,}, K={rows}", True, 0.9, "%", ratio(times, ratio(*numbers))))
     return found
@@ -143,7 +151,12 @@ def draw_generation(benchmark: Benchmark) -> Figure:
     """Speed and cache over the length of what was read."""
     figure, (speed, cache) = drawing.new_figure(1, 2, height=4.2)
     names = (CAUSAL, CAUSAL_FULL, SHORTENED, UNSHORTENED)
-    styles = (Look(drawing.VERMILION, "o"), Look(drawing.GREY, "D"), Look(drawing.ORANGE, "v"), Look(drawing.BLACK, "s"))
+    styles = (
+        Look(drawing.VERMILION, "o"),
+        Look(drawing.GREY, "D"),
+        Look(drawing.ORANGE, "v"),
+        Look(drawing.BLACK, "s"),
+    )
     looks = dict(zip(names, styles, strict=True))
     rates = {name: line(benchmark.generation, "tokens_per_second", model=name, phase=GO_ON) for name in names}
     sizes = {name: line(benchmark.generation, "cache_bytes", model=name, phase=GO_ON) for name in names}
@@ -159,7 +172,9 @@ def draw_generation(benchmark: Benchmark) -> Figure:
 def summarise(benchmark: Benchmark, machine: dict, console: Console) -> None:
     """Pictures, the table of targets, and the same as CSV."""
     sizes = benchmark.sweep.sizes
-    note = f"{sizes.layers} layers, C={sizes.hidden}, H={sizes.heads}, I={sizes.intermediate}, float32; {machine['cpu']}, "
+    note = (
+        f"{sizes.layers} layers, C={sizes.hidden}, H={sizes.heads}, I={sizes.intermediate}, float32; {machine['cpu']}, "
+    )
     note += f"threads={machine['threads']}, torch {machine['torch']}, transformers {machine['transformers']}"
     for name, figure in (
         ("models_forward.png", draw_encoders(benchmark, "forward", "Forward")),
@@ -181,7 +196,9 @@ def markdown_table(path: Path) -> str:
 
 def main(
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = RESULTS,
-    into: Annotated[Path | None, typer.Option(help="A document in which to replace the table; printed if there is none.")] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="A document in which to replace the table; printed if there is none.")
+    ] = None,
 ) -> None:
     """Write the targets, and what was measured, as a Markdown table."""
     if not (results / TARGETS).exists():
@@ -193,7 +210,9 @@ def main(
     if not into.is_file():
         fail(f"there is no document {into}; give the path of one that has a place for the table")
     start, end = "<!-- models: start -->\n", "<!-- models: end -->"
-    text, places = re.subn(f"{start}.*?{end}", lambda _: f"{start}{table}{end}", into.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text, places = re.subn(
+        f"{start}.*?{end}", lambda _: f"{start}{table}{end}", into.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     if places != 1:
         fail(f"{into} has {places} places for the table; put {start.strip()} and {end} once, on lines of their own")
     write_atomically(into, lambda part: part.write_text(text, encoding="utf-8"))

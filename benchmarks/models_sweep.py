@@ -109,15 +109,27 @@ class Benchmark:
     def steps(self) -> list[Step]:
         """Everything there is to measure; what takes longest last, so that a run that is stopped early has most of it."""
         steps = [
-            Step(f"generation, prompt of {length:,}", self.is_generated(CAUSAL, length), self.generates(self.causal_lms, length))
+            Step(
+                f"generation, prompt of {length:,}",
+                self.is_generated(CAUSAL, length),
+                self.generates(self.causal_lms, length),
+            )
             for length in self.sweep.prompts
         ]
         source = self.sweep.source
         steps.append(
-            Step(f"generation, source of {source:,}", self.is_generated(SHORTENED, source), self.generates(self.seq2seq, source))
+            Step(
+                f"generation, source of {source:,}",
+                self.is_generated(SHORTENED, source),
+                self.generates(self.seq2seq, source),
+            )
         )
         steps += [
-            Step(f"N={length:,}", lambda length=length: not self.untimed_modes(length), lambda length=length: self.time(length))
+            Step(
+                f"N={length:,}",
+                lambda length=length: not self.untimed_modes(length),
+                lambda length=length: self.time(length),
+            )
             for length in self.sweep.lengths
         ]
         return steps
@@ -142,7 +154,11 @@ class Benchmark:
         for mode in self.untimed_modes(length):
             left_out = {name: Timing(OVER_TIME_LIMIT) for name in models if self.takes_too_long(name, length, mode)}
             left_out |= {name: Timing(OUT_OF_MEMORY) for name in self.too_large(length, mode)}
-            calls = {name: peer_models.make_model_call(model, ids, mode) for name, model in models.items() if name not in left_out}
+            calls = {
+                name: peer_models.make_model_call(model, ids, mode)
+                for name, model in models.items()
+                if name not in left_out
+            }
             timings = left_out | self.interleaved(calls, sweep.budgets[mode])
             self.encoders.put(
                 [
@@ -182,7 +198,9 @@ class Benchmark:
     def causal_lms(self, length: int) -> dict[str, Generator]:
         blocks = {"block_length": self.sweep.block_length, "slots": self.sweep.slots}
         kinds = {CAUSAL: "causal", CAUSAL_FULL: "full"}
-        return {name: causal_lm(self.sweep.sizes, length, decoder_attention=kind, **blocks) for name, kind in kinds.items()}
+        return {
+            name: causal_lm(self.sweep.sizes, length, decoder_attention=kind, **blocks) for name, kind in kinds.items()
+        }
 
     def seq2seq(self, length: int) -> dict[str, Generator]:
         blocks = {"block_length": self.sweep.block_length, "slots": self.sweep.slots}

@@ -57,10 +57,18 @@ def folded_parts(attention: LinformerAttention, x: Tensor, rows: int) -> list[Pa
     weights, outputs = torch.randn(1, QUERY_CHUNK, HEADS, rows), torch.empty_like(x).view(CHUNKS, 1, QUERY_CHUNK, WIDTH)
     x_chunks, one_product = x.view(CHUNKS, 1, QUERY_CHUNK, WIDTH), BATCH * LENGTH * WIDTH * columns
     return [
-        Part("W_Q keysᵀ and values W_O", 2 * BATCH * rows * WIDTH * WIDTH, lambda: attention._folded(context, need_weights=False)),
+        Part(
+            "W_Q keysᵀ and values W_O",
+            2 * BATCH * rows * WIDTH * WIDTH,
+            lambda: attention._folded(context, need_weights=False),
+        ),
         Part("scores", one_product, lambda: [torch.baddbmm(bias, chunk, keys) for chunk in x_chunks]),
         Part("softmax", 0, lambda: [weights.softmax(dim=-1) for _ in x_chunks]),
-        Part("weights · values", one_product, lambda: [torch.bmm(weights.flatten(2), values, out=output) for output in outputs]),
+        Part(
+            "weights · values",
+            one_product,
+            lambda: [torch.bmm(weights.flatten(2), values, out=output) for output in outputs],
+        ),
     ]
 
 

@@ -155,7 +155,12 @@ COMPLETE = Sweep(
 QUICK = Sweep(
     name="quick",
     overrides=(
-        *("model.hidden_size=16", "model.num_attention_heads=2", "model.intermediate_size=64", "model.projected_length=8"),
+        *(
+            "model.hidden_size=16",
+            "model.num_attention_heads=2",
+            "model.intermediate_size=64",
+            "model.projected_length=8",
+        ),
         *("tokenizer.vocab_size=300", "training.log_every=2"),
     ),
     lengths=(32, 64),
@@ -192,7 +197,9 @@ def made_up_words(generator: np.random.Generator, count: int) -> list[str]:
     letters = np.array(list("etaoinshrdlcumwfgypbvk"))
     frequency = 1 / (np.arange(len(letters)) + 4)
     drawn = 2 * count  # enough, though many are drawn twice
-    lengths = (2.1 + 1.25 * np.log10(1 + np.arange(drawn)) + generator.normal(0, 0.8, drawn)).round().clip(1, 16).astype(int)
+    lengths = (
+        (2.1 + 1.25 * np.log10(1 + np.arange(drawn)) + generator.normal(0, 0.8, drawn)).round().clip(1, 16).astype(int)
+    )
     rows = letters[generator.choice(len(letters), (drawn, 16), p=frequency / frequency.sum())]
     return list(dict.fromkeys("".join(row[:length]) for row, length in zip(rows, lengths, strict=True)))[:count]
 
@@ -202,7 +209,9 @@ def describe_data(folder: Path | None) -> str:
     if folder is None:
         return "made-up reviews"
     if not folder.is_dir():
-        fail(f"--data is {folder}: there is no such folder; give one with train.jsonl.gz and test.jsonl.gz, or leave it out")
+        fail(
+            f"--data is {folder}: there is no such folder; give one with train.jsonl.gz and test.jsonl.gz, or leave it out"
+        )
     content = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         content.update(path.name.encode() + path.read_bytes())
@@ -234,11 +243,19 @@ class PackageLayers(nn.Module):
 
         config = ours.config
         if config.intermediate_size != 4 * config.hidden_size:
-            raise ValueError(f"intermediate_size is {config.intermediate_size}; in {LINFORMER} it is always 4 × hidden_size")
-        sizes = {"dim": config.hidden_size, "seq_len": config.max_position_embeddings, "depth": config.num_hidden_layers}
+            raise ValueError(
+                f"intermediate_size is {config.intermediate_size}; in {LINFORMER} it is always 4 × hidden_size"
+            )
+        sizes = {
+            "dim": config.hidden_size,
+            "seq_len": config.max_position_embeddings,
+            "depth": config.num_hidden_layers,
+        }
         sizes |= {"k": config.projected_length, "heads": config.num_attention_heads}
         self.stack = Linformer(**sizes, dropout=config.hidden_dropout_prob)
-        for (attention, feed_forward), (layer, our_attention) in zip(self.stack.net.layers, layers_of(ours), strict=True):
+        for (attention, feed_forward), (layer, our_attention) in zip(
+            self.stack.net.layers, layers_of(ours), strict=True
+        ):
             for theirs, our in (
                 (attention.fn, linformer_layer(our_attention)),
                 (attention.norm, layer.attention_residual.norm),
@@ -341,7 +358,9 @@ class TimedLoop(TrainerCallback):
                 self.trainer.train()
             finally:
                 for callback in self.trainer.callback_handler.callbacks:
-                    if isinstance(callback, Bar):  # draws in a thread of its own, which memory that runs out does not end
+                    if isinstance(
+                        callback, Bar
+                    ):  # draws in a thread of its own, which memory that runs out does not end
                         callback.close()
         (first_tokens, first), (last_tokens, last) = self.marks[0], self.marks[-1]
         seconds = {phase: last[phase] - first[phase] for phase in first}
@@ -401,7 +420,9 @@ class Trainings:
         config = load_config(CONFIG, [*self.overrides, f"data.cache={quoted(self.scratch / BPE)}"])
         prepared, batch = prepare.prepare(config, quiet_console()), self.sweep.tokens // length
         examples = 2 * batch * (self.sweep.steps + 1)
-        prepared = in_full(prepared, model.max_length(config), length, examples, Path(tempfile.mkdtemp(dir=self.scratch)))
+        prepared = in_full(
+            prepared, model.max_length(config), length, examples, Path(tempfile.mkdtemp(dir=self.scratch))
+        )
         sizes = [f"model.max_position_embeddings={length}", f"training.batch_size={batch}"]
         return {name: self.loop(name, [*sizes, *changes], prepared) for name, changes in MODELS.items()}
 
@@ -470,7 +491,9 @@ def prepare_here(overrides: list[str], cache: Path) -> Preparation:
             setattr(prepare, name, function)
     seconds[REST] = seconds[EVERYTHING] - sum(seconds[phase] for phase in phases.values())
     splits = prepare.read_splits(config)
-    sizes = {role: sum(len(text.encode()) for text in data.all_texts(rows, ["text"])) / 1e6 for role, rows in splits.items()}
+    sizes = {
+        role: sum(len(text.encode()) for text in data.all_texts(rows, ["text"])) / 1e6 for role, rows in splits.items()
+    }
     return Preparation(seconds, sum(sizes.values()), sizes["train"])
 
 
@@ -558,7 +581,13 @@ class Benchmark:
         key = {"part": PREPARATION, "name": name, "length": model.max_length(load_config(CONFIG, overrides))}
         self.table.put(
             [
-                {**key, "phase": phase, **as_row(timing), "share": shares.get(phase), **rate(megabytes[phase], timing, "MB/s")}
+                {
+                    **key,
+                    "phase": phase,
+                    **as_row(timing),
+                    "share": shares.get(phase),
+                    **rate(megabytes[phase], timing, "MB/s"),
+                }
                 for phase, timing in timings.items()
             ]
         )
@@ -604,12 +633,18 @@ def begin_process() -> None:
 def timings_of(rounds: list[dict[str, float]]) -> dict[str, Timing]:
     """By phase, the seconds of all rounds as a timing."""
     by_phase = {phase: [seconds[phase] for seconds in rounds] for phase in rounds[0]}
-    return {phase: Timing(OK, statistics.median(times), min(times), max(times), len(times)) for phase, times in by_phase.items()}
+    return {
+        phase: Timing(OK, statistics.median(times), min(times), max(times), len(times))
+        for phase, times in by_phase.items()
+    }
 
 
 def shares_of(rounds: list[dict[str, float]], whole: str) -> dict[str, float]:
     """By phase, the part of the whole, all rounds together."""
-    return {phase: sum(seconds[phase] for seconds in rounds) / sum(seconds[whole] for seconds in rounds) for phase in rounds[0]}
+    return {
+        phase: sum(seconds[phase] for seconds in rounds) / sum(seconds[whole] for seconds in rounds)
+        for phase in rounds[0]
+    }
 
 
 def rate(amount: float, timing: Timing, unit: str) -> dict[str, object]:
@@ -649,7 +684,9 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for CSVs and pictures.")] = RESULTS,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget earlier measurements.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Only draw and print what has been measured.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny sweep, to try the benchmark itself; needs --output.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tiny sweep, to try the benchmark itself; needs --output.")
+    ] = False,
 ) -> None:
     """Measure the speed of training, what the loop around it costs, and the speed of preparation."""
     program = Program(

@@ -54,7 +54,9 @@ def speeds(table: Table, lengths: tuple[int, ...]) -> list[Target]:
             True,
             None,
             "×",
-            ratio(*(table.number("rate", part=TRAINING, name=name, length=length, phase=STEP) for name in (ours, other))),
+            ratio(
+                *(table.number("rate", part=TRAINING, name=name, length=length, phase=STEP) for name in (ours, other))
+            ),
         )
         for ours, other in PAIRS
         for length in lengths
@@ -64,8 +66,12 @@ def speeds(table: Table, lengths: tuple[int, ...]) -> list[Target]:
 def overheads(table: Table, lengths: tuple[int, ...]) -> list[Target]:
     """How much of a step the loop around the model takes."""
     what = "share of a step outside forward, backward, clipping and optimizer"
-    shares = {length: table.number("share", part=TRAINING, name=DYNAMIC, length=length, phase=REST) for length in lengths}
-    return [Target(what, f"training, N={length:,}", False, MOST_OVERHEAD, "%", share) for length, share in shares.items()]
+    shares = {
+        length: table.number("share", part=TRAINING, name=DYNAMIC, length=length, phase=REST) for length in lengths
+    }
+    return [
+        Target(what, f"training, N={length:,}", False, MOST_OVERHEAD, "%", share) for length, share in shares.items()
+    ]
 
 
 def preparations(table: Table) -> list[Target]:
@@ -79,7 +85,9 @@ def preparations(table: Table) -> list[Target]:
         (BYTES, TOKENIZING, None),
     ):
         rates = [float(row["rate"]) for row in table.rows(part=PREPARATION, name=name, phase=phase)]
-        found.append(Target("text prepared on one core", f"{name}, {phase}", True, wanted, " MB/s", rates[0] if rates else None))
+        found.append(
+            Target("text prepared on one core", f"{name}, {phase}", True, wanted, " MB/s", rates[0] if rates else None)
+        )
     return found
 
 

@@ -57,7 +57,15 @@ def main(arguments=None):
 
     x, y = arrays_of(made_up_pairs(1500, seed=0))
     x_test, y_test = arrays_of(made_up_pairs(300, seed=1))
-    sizes = {"k": 12, "max_len": LENGTH, "vocab_size": len(WORDS), "d_model": 64, "d_ff": 128, "n_heads": 4, "n_layers": 1}
+    sizes = {
+        "k": 12,
+        "max_len": LENGTH,
+        "vocab_size": len(WORDS),
+        "d_model": 64,
+        "d_ff": 128,
+        "n_heads": 4,
+        "n_layers": 1,
+    }
     model = Linformer(**sizes, dropout=0.0, token_types=2, n_classes=3)
     model.compile(optimizer=keras.optimizers.Adam(2e-3), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
     model.fit(x, y, batch_size=50, epochs=options.epochs, validation_data=(x_test, y_test), verbose=2)

@@ -58,7 +58,10 @@ def main(arguments=None):
     keras.utils.set_random_seed(0)
     (x, y), (x_test, y_test) = numbers(options.examples, seed=0), numbers(200, seed=1)
     accuracies = {}
-    for name, attention in {"MultiHeadAttention": full_attention(), "LinearMultiHeadAttention": linear_attention()}.items():
+    for name, attention in {
+        "MultiHeadAttention": full_attention(),
+        "LinearMultiHeadAttention": linear_attention(),
+    }.items():
         model = model_with(attention)
         model.fit(x[:16], y[:16], batch_size=16, verbose=0)  # compiles
         start = time.perf_counter()

@@ -67,7 +67,9 @@ def arrays_of(rows, vocabulary, length):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description="Sentiment of long texts with Keras.")
-    parser.add_argument("--data", type=Path, help="a folder with train.jsonl and test.jsonl; made-up reviews without it")
+    parser.add_argument(
+        "--data", type=Path, help="a folder with train.jsonl and test.jsonl; made-up reviews without it"
+    )
     parser.add_argument("--words", type=int, default=512, help="of each text")
     parser.add_argument("--examples", type=int, default=1600, help="of training at most; a quarter as many to test")
     parser.add_argument("--epochs", type=int, default=4)

@@ -110,7 +110,12 @@ def quick(tmp_path_factory):
     def write(task, folder, **overrides):
         if not (shared / task).exists():
             write_data(task, shared / task)
-        few = {"training.steps": 4, "training.evaluate_every": None, "data.path": shared / task, "data.cache": shared / "cache"}
+        few = {
+            "training.steps": 4,
+            "training.evaluate_every": None,
+            "data.path": shared / task,
+            "data.cache": shared / "cache",
+        }
         return yaml_for(task, folder, **{**few, **overrides})
 
     return write

@@ -80,6 +80,8 @@ def reference_output(layer, x, context=None, mask=None, shared=None):
     for example in range(len(x)):
         tokens = context[example] if mask is None else context[example][mask[example]]
         outputs.append(
-            torch.from_numpy(reference.linformer_attention(numpy(x[example]), numpy(tokens), reference_layer(layer, shared))[0])
+            torch.from_numpy(
+                reference.linformer_attention(numpy(x[example]), numpy(tokens), reference_layer(layer, shared))[0]
+            )
         )
     return torch.stack(outputs)

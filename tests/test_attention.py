@@ -80,7 +80,9 @@ class TestReference:
         for leaf in leaves:
             leaf.requires_grad_()
         seen_from_outside = torch.randn(3, 8, 12)
-        gradients = torch.autograd.grad((layer(x, context, mask=mask, projection=shared) * seen_from_outside).sum(), leaves)
+        gradients = torch.autograd.grad(
+            (layer(x, context, mask=mask, projection=shared) * seen_from_outside).sum(), leaves
+        )
         for leaf, gradient in zip(leaves, gradients, strict=True):
             direction = torch.randn_like(leaf)
             sides = []
@@ -92,7 +94,9 @@ class TestReference:
             assert_close((gradient * direction).sum(), (sides[0] - sides[1]) / 2e-5, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(("projection", "sharing"), [(p, s) for p, s in COMBINATIONS if p in ("linear", "random", "conv")])
+@pytest.mark.parametrize(
+    ("projection", "sharing"), [(p, s) for p, s in COMBINATIONS if p in ("linear", "random", "conv")]
+)
 def test_rescaled_columns_equal_the_reference(projection, sharing):
     layer, shared = build(projection, sharing, rescale=True)
     x = torch.randn(3, 10, 12)
@@ -101,7 +105,9 @@ def test_rescaled_columns_equal_the_reference(projection, sharing):
     assert_close(layer(x, mask=mask, projection=shared), reference_output(layer, x, mask=mask, shared=shared))
     parameters = [x.requires_grad_(), *layer.parameters(), *(shared.parameters() if shared is not None else [])]
     for real in (None, mask):
-        assert torch.autograd.gradcheck(lambda x, *_, real=real: layer(x, mask=real, projection=shared), parameters, fast_mode=True)
+        assert torch.autograd.gradcheck(
+            lambda x, *_, real=real: layer(x, mask=real, projection=shared), parameters, fast_mode=True
+        )
 
 
 def test_rescaling_keeps_the_keys_of_short_inputs_as_long_as_those_of_full_ones():
@@ -110,7 +116,9 @@ def test_rescaling_keeps_the_keys_of_short_inputs_as_long_as_those_of_full_ones(
     plain.projection.rescale = False
 
     def key_norm(layer, length):
-        return torch.stack([layer.project(torch.randn(1, length, 64)).keys_BGKD.norm() for _ in range(50)]).mean().item()
+        return (
+            torch.stack([layer.project(torch.randn(1, length, 64)).keys_BGKD.norm() for _ in range(50)]).mean().item()
+        )
 
     assert key_norm(layer, 1) / key_norm(layer, 64) == pytest.approx(1, abs=0.1)
     assert key_norm(plain, 1) / key_norm(plain, 64) < 0.2
@@ -165,7 +173,9 @@ def test_pooled_keys_agree_in_both_query_orders(projection, queries):
     batch=st.integers(1, 3),
     combination=st.sampled_from(COMBINATIONS),
 )
-def test_plan_is_the_cheapest_of_all_orders(length, context, rows, heads, group, head_dim, channels, batch, combination):
+def test_plan_is_the_cheapest_of_all_orders(
+    length, context, rows, heads, group, head_dim, channels, batch, combination
+):
     projection, sharing = combination
     with torch.device("meta"):
         layer = LinformerAttention(
@@ -180,7 +190,9 @@ def test_plan_is_the_cheapest_of_all_orders(length, context, rows, heads, group,
         )
         shared = None
         if sharing == "layerwise":
-            shared = make_projection(projection, embed_dim=channels, max_length=5000, projected_length=rows, sharing=sharing)
+            shared = make_projection(
+                projection, embed_dim=channels, max_length=5000, projected_length=rows, sharing=sharing
+            )
     N, L, C, GD, HD, H = context, length, channels, heads * head_dim, heads * group * head_dim, heads * group
     window = -(-5000 // rows)
     K = {"conv": -(-N // window), "mean": min(rows, N), "max": min(rows, N), "none": N}.get(projection, rows)
@@ -195,7 +207,9 @@ def test_plan_is_the_cheapest_of_all_orders(length, context, rows, heads, group,
     else:
         costs = [{"conv": matrices * K * window * C, "none": 0}.get(projection, N * C) + 2 * K * C * GD]
     per_head, folded = L * C * HD + L * K * HD, L * C * H * K + K * C * HD
-    cheapest = min(keys + query + output for keys, query, output in product(costs, (per_head, folded), (per_head, folded)))
+    cheapest = min(
+        keys + query + output for keys, query, output in product(costs, (per_head, folded), (per_head, folded))
+    )
     assert layer.plan(length, batch, context_length=context, projection=shared).multiply_adds == batch * cheapest
 
 
@@ -245,7 +259,9 @@ def test_costs_are_those_of_the_table_in_the_documents():
     cross=st.integers(0, 20),
 )
 def test_identity_projection_is_softmax_attention(batch, length, heads, head_dim, cross):
-    layer = randomise(LinformerAttention(8, heads, head_dim=head_dim, max_length=cross or length, projected_length=cross or length))
+    layer = randomise(
+        LinformerAttention(8, heads, head_dim=head_dim, max_length=cross or length, projected_length=cross or length)
+    )
     with torch.no_grad():
         layer.projection.weight.copy_(torch.eye(cross or length)[:, None].expand(-1, 2, -1))
     x = torch.randn(batch, length, 8)
@@ -257,7 +273,9 @@ def test_identity_projection_is_softmax_attention(batch, length, heads, head_dim
     expected = layer.output(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
     assert_close(layer(x, context if cross else None), expected)
     full = LinformerAttention(8, heads, head_dim=head_dim, projection="none")
-    full.load_state_dict({name: value for name, value in layer.state_dict().items() if not name.startswith("projection")})
+    full.load_state_dict(
+        {name: value for name, value in layer.state_dict().items() if not name.startswith("projection")}
+    )
     assert_close(full(x, context), expected)
 
 
@@ -266,7 +284,9 @@ def test_weights_are_those_of_the_reference(projection, sharing):
     layer, shared = build(projection, sharing)
     x = torch.randn(1, 7, 12)
     output, weights = layer(x, projection=shared, need_weights=True)
-    expected_output, expected = reference.linformer_attention(x[0].numpy(), x[0].numpy(), reference_layer(layer, shared))
+    expected_output, expected = reference.linformer_attention(
+        x[0].numpy(), x[0].numpy(), reference_layer(layer, shared)
+    )
     assert_close(output[0], torch.from_numpy(expected_output))
     assert_close(weights[0], torch.from_numpy(expected))
 
@@ -306,7 +326,11 @@ def test_between_input_and_output_memory_does_not_grow_with_the_length(projected
     assert layer.plan(50_000).queries == ("folded" if projected_length == 4 else "per head")
     assert seen.largest == output.numel()  # the output itself, and nothing larger
     inputs.add(output.untyped_storage().data_ptr())
-    with torch.no_grad(), LargestTensor() as seen, patch.object(torch.Tensor, "new_empty", lambda *_: output):  # the output again
+    with (
+        torch.no_grad(),
+        LargestTensor() as seen,
+        patch.object(torch.Tensor, "new_empty", lambda *_: output),
+    ):  # the output again
         layer.attend(x, context)
     assert seen.largest <= attention_linformer.QUERY_CHUNK * 4 * max(projected_length, 4)
 

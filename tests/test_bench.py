@@ -110,9 +110,9 @@ def test_the_exponent_of_a_power_law_is_found(power):
     sizes = [4096 * 2**step for step in range(7)]
     noise = [1.02, 0.98, 1.01, 1.0, 0.99, 1.02, 0.98]
     assert measure.fit_exponent(sizes, [3e-5 * size**power for size in sizes]) == pytest.approx(power)
-    assert measure.fit_exponent(sizes, [n * size**power for n, size in zip(noise, sizes, strict=True)]) == pytest.approx(
-        power, abs=0.02
-    )
+    assert measure.fit_exponent(
+        sizes, [n * size**power for n, size in zip(noise, sizes, strict=True)]
+    ) == pytest.approx(power, abs=0.02)
 
 
 def test_an_exponent_needs_two_points():
@@ -121,7 +121,9 @@ def test_an_exponent_needs_two_points():
 
 
 # elsewhere the peak cannot be set back, so it tells of everything that this process has done before
-can_reset_peak = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc/self/clear_refs")
+can_reset_peak = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc/self/clear_refs"
+)
 
 
 @can_reset_peak
@@ -265,7 +267,9 @@ def test_a_panel_without_points_is_drawn_empty(tmp_path):
 
 def run_benchmark(*arguments: object) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, BENCHMARK, *map(str, arguments)], capture_output=True, text=True, env=environment)
+    return subprocess.run(
+        [sys.executable, BENCHMARK, *map(str, arguments)], capture_output=True, text=True, env=environment
+    )
 
 
 def test_a_quick_run_writes_everything_and_the_next_measures_nothing_again(tmp_path):
@@ -274,7 +278,12 @@ def test_a_quick_run_writes_everything_and_the_next_measures_nothing_again(tmp_p
     folder = tmp_path / "results"
     done = run_benchmark("--quick", "--output", folder)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in folder.iterdir()} == {*csvs, *pictures, "attention_targets.csv", "attention_machine.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        *csvs,
+        *pictures,
+        "attention_targets.csv",
+        "attention_machine.json",
+    }
     with (folder / "attention.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["implementation"] for row in rows} == set(peers.IMPLEMENTATIONS)

@@ -157,7 +157,9 @@ def test_layers_take_turns_after_a_call_that_compiles(monkeypatch):
     assert len({tuple(one) for one in rounds}) > 1
 
 
-@pytest.mark.parametrize("message", ["RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes", "OOM when allocating tensor"])
+@pytest.mark.parametrize(
+    "message", ["RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes", "OOM when allocating tensor"]
+)
 def test_memory_that_runs_out_is_recorded_for_that_layer_only(message, monkeypatch):
     class Error(Exception):
         pass
@@ -353,7 +355,12 @@ def test_a_quick_run_measures_every_backend(tmp_path, capsys):
     folder = tmp_path / "results"
     done = run("--quick", "--output", folder)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in folder.iterdir()} == {"keras.csv", "keras_targets.csv", "keras_machine.json", "keras.png"}
+    assert {path.name for path in folder.iterdir()} == {
+        "keras.csv",
+        "keras_targets.csv",
+        "keras_machine.json",
+        "keras.png",
+    }
     rows = read_rows(folder / "keras.csv")
     points = {(row["backend"], row["mode"], int(row["length"]), row["name"]) for row in rows}
     assert points == {(*point, name) for point in POINTS for name in NAMES}

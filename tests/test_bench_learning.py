@@ -28,7 +28,9 @@ from linformer_kit.training.config import load_config
 ROOT = Path(__file__).parent.parent
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "benchmarks")  # which is no package
-    learning, learning_summary, tables = (import_module(name) for name in ("learning", "learning_summary", "learning_tables"))
+    learning, learning_summary, tables = (
+        import_module(name) for name in ("learning", "learning_summary", "learning_tables")
+    )
 
 CONFIG = """
 task: masked-lm
@@ -101,7 +103,11 @@ def test_a_table_is_run_kept_and_drawn(tmp_path, small, call, monkeypatch):
         assert 16 * int(row["parameters"]) / 2**20 < float(row["peak_mib"]) < result["peak_mib"] / 2
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validation = [(line["step"], line["validation_perplexity"]) for line in metrics if "validation_loss" in line]
-    curve = [(int(row["step"]), float(row["metric"])) for row in rows_of(results / "small_curves.csv") if row["variant"] == name]
+    curve = [
+        (int(row["step"]), float(row["metric"]))
+        for row in rows_of(results / "small_curves.csv")
+        if row["variant"] == name
+    ]
     assert [step for step, _ in validation] == [2, 3]
     assert curve == [(step, pytest.approx(value, rel=1e-4)) for step, value in validation]
 
@@ -167,7 +173,9 @@ typer.run(lambda: learning.main(["small"], **given))
 @pytest.mark.slow
 def test_a_table_goes_on_from_the_models_of_another(tmp_path, small, call, monkeypatch):
     """The runs it starts from are run if their models are not there; each variant starts from its own twin."""
-    longer = dataclasses.replace(small, name="longer", starts_from=("small", None), settings=("model.max_position_embeddings=48",))
+    longer = dataclasses.replace(
+        small, name="longer", starts_from=("small", None), settings=("model.max_position_embeddings=48",)
+    )
     monkeypatch.setitem(learning.TABLES, "longer", longer)
     call("longer")
     results = tmp_path / "results" / "learning"
@@ -203,7 +211,9 @@ def test_a_run_counts_by_its_settings_not_by_its_place(tmp_path, small):
     assert prints(dataclasses.replace(small, seeds=3)) == first
     joined = learning.Job(dataclasses.replace(small, sentences=2), "K=4", 0, None, tmp_path)
     assert joined.fingerprint != dataclasses.replace(joined, table=small).fingerprint == first["K=4"]
-    assert not set(prints(dataclasses.replace(small, settings=("training.evaluate_every=3",))).values()) & set(first.values())
+    assert not set(prints(dataclasses.replace(small, settings=("training.evaluate_every=3",))).values()) & set(
+        first.values()
+    )
     (tmp_path / "counting.yaml").write_text(CONFIG.replace("steps: 3", "steps: 4"))
     assert not set(prints(small).values()) & set(first.values())
 
@@ -254,13 +264,18 @@ def test_sentences_are_joined_split_by_split(tmp_path):
         with gzip.open(source / f"{split}.tsv.gz", "wt", encoding="utf-8") as file:
             file.write("".join(f"{split} {number}.\tSatz „{number}“.\n" for number in range(count)))
     folder = learning.documents(source, tmp_path / "made", 3)
-    read = {split: (folder / f"{split}.tsv").read_text(encoding="utf-8").splitlines() for split in ("train", "valid", "test")}
+    read = {
+        split: (folder / f"{split}.tsv").read_text(encoding="utf-8").splitlines()
+        for split in ("train", "valid", "test")
+    }
     assert read["valid"][0] == "valid 0. valid 1. valid 2.\tSatz „0“. Satz „1“. Satz „2“."
     assert [len(read[split]) for split in ("valid", "test")] == [2, 1]
     sizes = [line.count("Satz") for line in read["train"]]
     assert sizes == [1, 2, 3, 1, 2, 3, 1, 2]
     numbers = [re.findall(r"\d+", line) for line in read["train"]]
-    assert [found[: len(found) // 2] for found in numbers] == [found[len(found) // 2 :] for found in numbers]  # pairs stay pairs
+    assert [found[: len(found) // 2] for found in numbers] == [
+        found[len(found) // 2 :] for found in numbers
+    ]  # pairs stay pairs
     order = [int(number) for found in numbers for number in found[: len(found) // 2]]
     assert sorted(order) == list(range(sum(sizes)))
     assert sum(after == before + 1 for before, after in pairwise(order)) < 5  # shuffled: neighbours were alike
@@ -275,7 +290,9 @@ def test_rows_of_other_settings_are_left_out_of_summaries(tmp_path, small, call,
     path.parent.mkdir(parents=True)
     (full, shortened) = learning.jobs_of([small], tmp_path / "data", tmp_path / "runs")
     numbers = {"parameters": 10, "test_perplexity": 2.0, "seconds_per_epoch": 1.0}
-    rows.put([{**full.key, "fingerprint": full.fingerprint, **numbers}, {**shortened.key, "fingerprint": "old", **numbers}])
+    rows.put(
+        [{**full.key, "fingerprint": full.fingerprint, **numbers}, {**shortened.key, "fingerprint": "old", **numbers}]
+    )
     curve = {"seed": 0, "step": 1, "tokens": 10, "loss": 1.0, "metric": 2.0}
     learning.curves_in(path.parent, small).put([{"variant": tables.FULL, **curve}])
     call(summary=True)
@@ -326,7 +343,9 @@ def test_data_that_must_be_local_is_asked_for(tmp_path, small):
 
 
 def test_without_local_data_what_needs_it_is_left_out(small, call, monkeypatch, capsys):
-    monkeypatch.setattr(learning, "TABLES", {"small": small, "local": dataclasses.replace(small, name="local", is_on_hub=False)})
+    monkeypatch.setattr(
+        learning, "TABLES", {"small": small, "local": dataclasses.replace(small, name="local", is_on_hub=False)}
+    )
     run = []
     monkeypatch.setattr(learning, "run_all", lambda jobs, *_: run.extend(job.table.name for job in jobs))
     call(names=None, data=None)

@@ -88,7 +88,9 @@ def test_a_model_that_trains_wrongly_is_refused(right_models):
         peer_models.check_encoders({linear_name(64): model}, some_ids())
 
 
-@pytest.mark.parametrize("options", [{"projected_length": 16}, {"projected_length": 128}, {"projection": "none"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"projected_length": 16}, {"projected_length": 128}, {"projection": "none"}], ids=str
+)
 def test_the_multiply_adds_are_those_of_the_products(options):
     # unfused, because the counter does not know the fused kernel
     model = peer_models.our_encoder(LENGTH, SMALL, attention="eager", **options).eval()
@@ -131,7 +133,9 @@ def test_the_cache_is_that_of_all_tokens():
 
 def test_what_does_not_fit_is_recorded_and_not_started(script, tmp_path, monkeypatch):
     sweep = script("models_sweep")
-    monkeypatch.setattr(sweep.peer_models, "ENCODERS", {name: peer_models.ENCODERS[name] for name in (NONE_SDPA, NONE_EAGER)})
+    monkeypatch.setattr(
+        sweep.peer_models, "ENCODERS", {name: peer_models.ENCODERS[name] for name in (NONE_SDPA, NONE_EAGER)}
+    )
     benchmark = sweep.Benchmark(sweep.QUICK, tmp_path)
     benchmark.free_bytes = 10**6
     list(benchmark.time(512))
@@ -141,7 +145,11 @@ def test_what_does_not_fit_is_recorded_and_not_started(script, tmp_path, monkeyp
     assert benchmark.untimed_modes(512) == []
     benchmark.free_bytes = 20 * 2**30
     benchmark.sweep = sweep.COMPLETE
-    assert [bool(benchmark.too_large(length, "forward+backward")) for length in (512, 4096, 16384)] == [False, False, True]
+    assert [bool(benchmark.too_large(length, "forward+backward")) for length in (512, 4096, 16384)] == [
+        False,
+        False,
+        True,
+    ]
     assert not benchmark.too_large(16384, "forward")
 
 
@@ -164,7 +172,13 @@ def made_up(script, tmp_path):
     benchmark = sweep.Benchmark(sweep.COMPLETE, tmp_path)
     benchmark.encoders.put(
         [
-            {"model": name, "length": 4096, "mode": "forward", "seconds_median": seconds, "multiply_adds": multiply_adds}
+            {
+                "model": name,
+                "length": 4096,
+                "mode": "forward",
+                "seconds_median": seconds,
+                "multiply_adds": multiply_adds,
+            }
             for name, (seconds, multiply_adds) in MADE_UP.items()
         ]
     )
@@ -182,9 +196,17 @@ def test_targets_are_judged_right(made_up, script):
     found = {target.texts[:2]: target.texts[2:] for target in script("models_summary").targets(made_up)}
     assert {key: texts for key, texts in found.items() if texts[2] != "not measured"} == {
         # FNet is faster, but not attention
-        ("faster than the next attention-based model", "forward, N=4,096, K=128, next: Longformer"): ("≥ 1.50×", "1.40×", "missed"),
+        ("faster than the next attention-based model", "forward, N=4,096, K=128, next: Longformer"): (
+            "≥ 1.50×",
+            "1.40×",
+            "missed",
+        ),
         ("faster than unfused attention (the paper's Table 3)", "forward, N=4,096, K=128"): ("≥ 3.40×", "6.00×", "met"),
-        ("faster than unfused attention (the paper's Table 3)", "forward, N=4,096, K=256"): ("≥ 3.20×", "3.00×", "missed"),
+        ("faster than unfused attention (the paper's Table 3)", "forward, N=4,096, K=256"): (
+            "≥ 3.20×",
+            "3.00×",
+            "missed",
+        ),
         ("faster than fused attention ÷ fewer multiply-adds", "forward, N=4,096, K=128"): ("≥ 90 %", "80 %", "missed"),
         ("faster than fused attention ÷ fewer multiply-adds", "forward, N=4,096, K=256"): ("≥ 90 %", "60 %", "missed"),
         ("tokens per second beside full attention", "64 tokens, prompt of 16,384"): ("–", "3.00×", "reported"),
@@ -218,10 +240,17 @@ CSVS = ("models.csv", "models_generation.csv")
 
 
 def test_a_quick_run_writes_everything(quick_run):
-    assert {path.name for path in quick_run.iterdir()} == {*CSVS, *PICTURES, "models_targets.csv", "models_machine.json"}
+    assert {path.name for path in quick_run.iterdir()} == {
+        *CSVS,
+        *PICTURES,
+        "models_targets.csv",
+        "models_machine.json",
+    }
     rows = read_rows(quick_run / "models.csv")
     points = {(row["model"], row["length"], row["mode"]) for row in rows}
-    assert points == {(name, n, mode) for name in peer_models.ENCODERS for n in ("512", "1024") for mode in measure.MODES}
+    assert points == {
+        (name, n, mode) for name in peer_models.ENCODERS for n in ("512", "1024") for mode in measure.MODES
+    }
     assert all(row["status"] == measure.OK and float(row["seconds_median"]) > 0 for row in rows)
     assert {row["length"]: row["batch"] for row in rows} == {"512": "2", "1024": "1"}
     assert {row["model"] for row in rows if row["multiply_adds"]} == set(peer_models.OUR_ENCODERS)

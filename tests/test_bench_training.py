@@ -80,7 +80,9 @@ def test_examples_are_full_and_nothing_is_lost_between_them(benchmark_in, tmp_pa
     stream = [(token, label) for ids, label in zip(rows["input_ids"], rows["labels"], strict=True) for token in ids]
     assert len(examples) == len(stream) // 100 > 10
     assert {len(ids) for ids in examples["input_ids"]} == {100} == set(examples["length"])
-    assert [token for ids in examples["input_ids"] for token in ids] == [token for token, _ in stream][: 100 * len(examples)]
+    assert [token for ids in examples["input_ids"] for token in ids] == [token for token, _ in stream][
+        : 100 * len(examples)
+    ]
     assert examples["labels"][:] == [label for _, label in stream[: 100 * len(examples) : 100]]
 
 
@@ -119,11 +121,17 @@ def test_the_models_differ_in_their_layers_only(loops):
     assert parameters[training.LINEAR] - parameters[LINFORMER] == 3 * config.num_hidden_layers * config.hidden_size
     assert parameters[FULL] == parameters[training.FULL_FUSED] < parameters[training.DYNAMIC]
     projections = {name: model.config.projection for name, model in models.items()}
-    assert (projections[training.DYNAMIC], projections[training.LINEAR], projections[FULL]) == ("dynamic", "linear", "none")
+    assert (projections[training.DYNAMIC], projections[training.LINEAR], projections[FULL]) == (
+        "dynamic",
+        "linear",
+        "none",
+    )
     dropouts = {name: model.config.attention_probs_dropout_prob for name, model in models.items()}
     assert {name for name, dropout in dropouts.items() if dropout == 0} == {training.DYNAMIC_FUSED, training.FULL_FUSED}
     stack = models[LINFORMER].model.layers[0].stack
-    assert {module.p for module in stack.modules() if isinstance(module, torch.nn.Dropout)} == {config.hidden_dropout_prob}
+    assert {module.p for module in stack.modules() if isinstance(module, torch.nn.Dropout)} == {
+        config.hidden_dropout_prob
+    }
 
 
 # the loop
@@ -170,7 +178,9 @@ def slow_down(loop, phase, monkeypatch):
         monkeypatch.setattr(torch.Tensor, "backward", slowly(torch.Tensor.backward))
     if phase == training.OPTIMIZER:
         accelerator = trainer.accelerator
-        monkeypatch.setattr(accelerator, "unscale_gradients", slowly(accelerator.unscale_gradients))  # the first of clipping
+        monkeypatch.setattr(
+            accelerator, "unscale_gradients", slowly(accelerator.unscale_gradients)
+        )  # the first of clipping
 
 
 @pytest.mark.parametrize("phase", sorted(PHASES))
@@ -212,7 +222,12 @@ class FakeLoop:
 
 
 def test_turns_are_shorter_for_slow_models_and_end_with_memory():
-    loops = {"quick": FakeLoop(0.1), "slow": FakeLoop(20.0), "too large": FakeLoop(1.0, lasts=0), "lately": FakeLoop(1.0, lasts=2)}
+    loops = {
+        "quick": FakeLoop(0.1),
+        "slow": FakeLoop(20.0),
+        "too large": FakeLoop(1.0, lasts=0),
+        "lately": FakeLoop(1.0, lasts=2),
+    }
     turns = training.take_turns(loops, training.COMPLETE)
     # 1.1 + 3 · 20 + 11 seconds: three rounds in 220
     assert {name: loop.asked for name, loop in loops.items()} == {
@@ -232,7 +247,9 @@ def test_what_runs_out_of_memory_is_recorded(tmp_path):
 
 def test_other_errors_are_not_taken_for_memory(loops, monkeypatch):
     loop = loops[training.LINEAR]
-    monkeypatch.setattr(loop, "turn", lambda steps: (_ for _ in ()).throw(RuntimeError("can't allocate memory: 10 bytes")))
+    monkeypatch.setattr(
+        loop, "turn", lambda steps: (_ for _ in ()).throw(RuntimeError("can't allocate memory: 10 bytes"))
+    )
     assert loop.turn_if_it_fits(1) is None
     monkeypatch.setattr(loop, "turn", lambda steps: (_ for _ in ()).throw(RuntimeError("sizes differ")))
     with pytest.raises(RuntimeError, match="sizes differ"):
@@ -243,7 +260,12 @@ def test_rates_and_shares_are_those_of_the_turns(tmp_path):
     seconds = [{training.STEP: 4.0, training.FORWARD: 3.0}, {training.STEP: 8.0, training.FORWARD: 7.0}]
     turns = [training.Turn(2, 200, one) for one in seconds]
     step, forward = training.Benchmark(QUICK, tmp_path).training_rows(FULL, LENGTH, turns)
-    assert (step["seconds_median"], step["seconds_fastest"], step["seconds_slowest"], step["rounds"]) == (3.0, 2.0, 4.0, 2)
+    assert (step["seconds_median"], step["seconds_fastest"], step["seconds_slowest"], step["rounds"]) == (
+        3.0,
+        2.0,
+        4.0,
+        2,
+    )
     assert step["rate"] == pytest.approx(100 / 3)
     assert (forward["share"], "rate" in forward) == (pytest.approx(10 / 12), False)
 
@@ -355,7 +377,10 @@ def test_targets_are_judged_right(tmp_path):
     rates = {training.DYNAMIC: 300, training.LINEAR: 360, LINFORMER: 200, FULL: 100}
     benchmark.table.put(
         [
-            *({"part": "training", "name": name, "length": 512, "phase": "step", "rate": rate} for name, rate in rates.items()),
+            *(
+                {"part": "training", "name": name, "length": 512, "phase": "step", "rate": rate}
+                for name, rate in rates.items()
+            ),
             {"part": "training", "name": training.DYNAMIC, "length": 512, "phase": training.REST, "share": 0.049},
             {"part": "training", "name": training.DYNAMIC, "length": 4096, "phase": training.REST, "share": 0.06},
             {"part": "preparation", "name": "bpe", "length": 1024, "phase": training.EVERYTHING, "rate": 0.9},
@@ -372,7 +397,11 @@ def test_targets_are_judged_right(tmp_path):
     texts = {target.texts[:2]: target.texts[2:] for target in found}
     outside = "share of a step outside forward, backward, clipping and optimizer"
     assert {key: rest for key, rest in texts.items() if rest[2] != "not measured"} == {
-        ("tokens per second beside full attention", "training linformer-kit dynamic, N=512"): ("–", "3.00×", "reported"),
+        ("tokens per second beside full attention", "training linformer-kit dynamic, N=512"): (
+            "–",
+            "3.00×",
+            "reported",
+        ),
         ("tokens per second beside linformer", "training linformer-kit dynamic, N=512"): ("–", "1.50×", "reported"),
         ("tokens per second beside linformer", "training linformer-kit linear, N=512"): ("–", "1.80×", "reported"),
         (outside, "training, N=512"): ("≤ 5 %", "5 %", "met"),

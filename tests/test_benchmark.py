@@ -48,7 +48,16 @@ def test_the_published_experiment_as_json():
 def test_keras_shows_tables():
     sizes = ("--sequence-length", 50, "--batch-size", 2, "--embedding-dim", 16, "--projection-dim", 8, "--num-heads", 2)
     done = run(
-        "benchmark", *sizes, "--hidden-dim", 4, "--sharing", "kv", "--backend", "keras", KERAS_BACKEND="torch", COLUMNS="200"
+        "benchmark",
+        *sizes,
+        "--hidden-dim",
+        4,
+        "--sharing",
+        "kv",
+        "--backend",
+        "keras",
+        KERAS_BACKEND="torch",
+        COLUMNS="200",
     )
     assert done.returncode == 0, done.stderr
     for text in ("on torch", "50 × 1 × 8", "in all", "Full attention takes", "times as long", "peak memory"):
@@ -120,7 +129,11 @@ app(["benchmark", "--backend", "keras"])
 
 
 def completed(*words):
-    environment = {"_LINFORMER_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    environment = {
+        "_LINFORMER_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
     return run(**environment).stdout.split()
 
 

@@ -30,7 +30,9 @@ def build(projection="linear", sharing="headwise", block_length=4, slots=2, **op
     )
     shared = None
     if sharing == "layerwise":
-        shared = make_projection(projection, embed_dim=8, max_length=block_length, projected_length=slots, sharing=sharing)
+        shared = make_projection(
+            projection, embed_dim=8, max_length=block_length, projected_length=slots, sharing=sharing
+        )
     randomise(layer, *([] if shared is None else [shared]))
     return layer, shared
 
@@ -40,7 +42,9 @@ def build(projection="linear", sharing="headwise", block_length=4, slots=2, **op
 def test_the_layer_equals_the_reference(projection, sharing, length):
     layer, shared = build(projection, sharing)
     x = torch.randn(2, length, 8)
-    expected = [reference.causal_linformer_attention(numpy(example), reference_layer(layer, shared), 4) for example in x]
+    expected = [
+        reference.causal_linformer_attention(numpy(example), reference_layer(layer, shared), 4) for example in x
+    ]
     assert_close(layer(x, projection=shared), torch.stack([torch.from_numpy(output) for output in expected]))
 
 
@@ -84,12 +88,16 @@ def test_stepping_with_the_cache_equals_the_full_pass_at_every_prefix(combinatio
     assert_close(torch.cat(outputs, dim=1), layer(x, projection=shared))
 
 
-@given(combinations, st.integers(1, 7), st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data())
+@given(
+    combinations, st.integers(1, 7), st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data()
+)
 def test_stepping_with_padded_examples_equals_each_alone(combination, block_length, slots, pieces, data):
     layer, shared = build(*combination, block_length, slots)
     length = sum(pieces)
     x = torch.randn(3, length, 8)
-    mask = torch.tensor(data.draw(st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=3, max_size=3)))
+    mask = torch.tensor(
+        data.draw(st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=3, max_size=3))
+    )
     outputs, cache = [], None
     for piece, real in zip(x.split(pieces, dim=1), mask.split(pieces, dim=1), strict=True):
         # once examples stand at different places, pieces without padding need no mask
@@ -160,8 +168,12 @@ def test_an_old_cache_stays_valid_and_can_be_reordered():
 def test_without_projection_it_is_causal_softmax_attention(block_length, length):
     layer = randomise(CausalLinformerAttention(8, 2, block_length=block_length, slots=1, projection="none"))
     x = torch.randn(2, length, 8)
-    query, key, value = (linear(x).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value))
-    expected = layer.output(F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
+    query, key, value = (
+        linear(x).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)
+    )
+    expected = layer.output(
+        F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+    )
     assert_close(layer(x), expected)
 
 

@@ -69,7 +69,9 @@ demo.find_examples = lambda *_: sys.exit(print("24 × as fast"))
 cli.app(["demo", "--output", sys.argv[1]])
 """
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=120, env=environment
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "24 ? as fast" in done.stdout
 
@@ -82,7 +84,11 @@ cli.app(["demo", "--output", sys.argv[1]])
     [
         (KeyboardInterrupt(), 130, "Stopped.\n"),
         (Stopped("Stopped and saved at step 3 of 10.", 143), 143, "Stopped and saved at step 3 of 10.\n"),
-        (UserError("training.steps is 0; it must be at least 1"), 2, "Error: training.steps is 0; it must be at least 1\n"),
+        (
+            UserError("training.steps is 0; it must be at least 1"),
+            2,
+            "Error: training.steps is 0; it must be at least 1\n",
+        ),
         (OSError("the disk is full"), 2, "Error: the disk is full\n"),
         (ModuleNotFoundError("it needs matplotlib"), 2, "Error: it needs matplotlib\n"),
     ],

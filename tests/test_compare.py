@@ -208,7 +208,10 @@ def test_the_presets_can_be_read(preset):
             ["--implementations", "linfromer"],
             "there is no implementation 'linfromer'; did you mean 'linformer'? known: linformer-kit,",
         ),
-        (["--projected-lengths", "256", "--lengths", "64,128"], "projected_lengths has 256, but no length is larger than 128"),
+        (
+            ["--projected-lengths", "256", "--lengths", "64,128"],
+            "projected_lengths has 256, but no length is larger than 128",
+        ),
         (["--lengths", "many"], "'many' is not a list of whole numbers, such as 512,1024"),
         (["--lengths", ","], "lengths is empty"),
         (["--lengths", "0"], "lengths[0] is 0; it must be at least 1"),
@@ -251,7 +254,9 @@ def test_a_bad_sweep_is_one_line(text, said, tmp_path):
 
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(CONTENDERS, "linformer", replace(CONTENDERS["linformer"], package="no-such-package"))
-    with pytest.raises(UserError, match=r'no-such-package is not installed; run: pip install "linformer-kit\[bench\]", or leave'):
+    with pytest.raises(
+        UserError, match=r'no-such-package is not installed; run: pip install "linformer-kit\[bench\]", or leave'
+    ):
         read_sweep({"implementations": ["linformer"]})
 
 
@@ -283,7 +288,9 @@ def test_a_table_that_is_no_text_is_not_touched(tmp_path):
 
 
 def comparison_of(tmp_path, **keys):
-    sweep = Sweep(**{**SIZES, "lengths": [128], "projected_lengths": [16], "implementations": ["linformer-kit", "bert"], **keys})
+    sweep = Sweep(
+        **{**SIZES, "lengths": [128], "projected_lengths": [16], "implementations": ["linformer-kit", "bert"], **keys}
+    )
     return Comparison(replace(sweep, subjects=["encoder"]), Table(tmp_path / "points.csv", KEYS, (*FOUND, *FACTS)))
 
 
@@ -411,7 +418,11 @@ def test_the_largest_batch_is_that_of_whoever_takes_most_and_is_kept(tmp_path, m
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
 )
 def test_running_out_of_memory_is_recognised(error):
     assert is_out_of_memory(error)
@@ -422,7 +433,14 @@ def test_running_out_of_memory_is_recognised(error):
 
 
 def start(path, *arguments):
-    sizes = {**SIZES, "lengths": [64], "projected_lengths": [16], "subjects": ["encoder-decoder"], "seconds": 0.1, "rounds": 2}
+    sizes = {
+        **SIZES,
+        "lengths": [64],
+        "projected_lengths": [16],
+        "subjects": ["encoder-decoder"],
+        "seconds": 0.1,
+        "rounds": 2,
+    }
     sweep = path.with_suffix(".yaml")
     sweep.write_text(json.dumps({**sizes, "implementations": ["linformer-kit", "linformer-pytorch"]}))
     script = Path(sys.executable).with_name("linformer")
@@ -487,7 +505,15 @@ def test_a_cell_is_the_ratio_to_the_baseline_of_the_same_batch_beside_the_papers
         ]
     )
     first, second, third, fourth = paper_table.cells(list(table.rows()))
-    assert first == {"saved": "time", "n": "512", "k": "128", "batch": "8", "measured": "1.50", "paper": "1.5", "why not": ""}
+    assert first == {
+        "saved": "time",
+        "n": "512",
+        "k": "128",
+        "batch": "8",
+        "measured": "1.50",
+        "paper": "1.5",
+        "why not": "",
+    }
     assert (second["measured"], second["paper"], second["why not"]) == ("", "7.9", "bert-eager: out of memory")
     assert (third["saved"], third["measured"], third["paper"]) == ("memory", "2.50", "1.7")
     assert fourth["paper"] == "18"

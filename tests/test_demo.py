@@ -25,11 +25,20 @@ from linformer_kit.cli import app
 from linformer_kit.demo import files, show
 from linformer_kit.demo.files import SPLITS, WINDOW, Source, Wanted
 
-FEW = Wanted(examples={"train": 12, "validation": 4, "test": 4}, least={"train": 6, "validation": 2, "test": 2}, windows_per_file=4)
+FEW = Wanted(
+    examples={"train": 12, "validation": 4, "test": 4},
+    least={"train": 6, "validation": 2, "test": 2},
+    windows_per_file=4,
+)
 TINY = demo.Settings(
     wanted=FEW,
     overrides=(
-        *("model.hidden_size=16", "model.intermediate_size=16", "model.num_attention_heads=2", "model.num_hidden_layers=1"),
+        *(
+            "model.hidden_size=16",
+            "model.intermediate_size=16",
+            "model.num_attention_heads=2",
+            "model.num_hidden_layers=1",
+        ),
         *("model.max_position_embeddings=128", "model.projected_length=8"),
         *("training.steps=6", "training.batch_size=4", "training.evaluate_every=3"),
     ),
@@ -143,7 +152,9 @@ def test_name_and_content_must_agree(tmp_path, name, content, kind):
     path.write_bytes(content)
     proposed = files.candidates([Source(str(path), "a", name)])
     confirmed = [
-        kind for kind, by_package in proposed.items() if any(files.confirmed_size(kind, *each) for each in by_package.values())
+        kind
+        for kind, by_package in proposed.items()
+        if any(files.confirmed_size(kind, *each) for each in by_package.values())
     ]
     assert confirmed == ([] if kind is None else [kind])
 
@@ -190,8 +201,12 @@ def test_a_distribution_owns_all_its_folders(tmp_path):
     }
     for folder, paths in records.items():
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {folder.split('-')[0]}\nVersion: 1\n")
-        (tmp_path / folder / "RECORD").write_text("".join(f"{path},sha256=x,1\n" for path in [*paths, f"{folder}/RECORD"]))
+        (tmp_path / folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {folder.split('-')[0]}\nVersion: 1\n"
+        )
+        (tmp_path / folder / "RECORD").write_text(
+            "".join(f"{path},sha256=x,1\n" for path in [*paths, f"{folder}/RECORD"])
+        )
     for path in (
         "torch/nn/a.py",
         "torchgen/b.py",
@@ -263,7 +278,9 @@ def test_nearly_a_copy_is_left_out_of_later_splits(site):
     everything = dict.fromkeys(SPLITS, 1000)  # of examples that may be drawn
     found = files.gather(site, Wanted(**{**vars(FEW), "examples": everything}))
     for name in ("copied.py", "changed.py"):
-        kept = [example.package for examples in found.splits.values() for example in examples if example.file.endswith(name)]
+        kept = [
+            example.package for examples in found.splits.values() for example in examples if example.file.endswith(name)
+        ]
         assert len(set(kept)) == 1
     lines = {
         split: {line for example in found.splits[split] for line in files.long_lines(example.text.encode("latin-1"))}
@@ -381,7 +398,12 @@ def test_the_csv_holds_what_was_measured(tiny):
     for length in TINY.lengths:
         for name in show.NAMES:
             assert table["seconds per document", name, str(length)] == result.document_seconds[length][name] > 0
-    assert {step for quantity, step, _ in table if quantity == "seconds"} == {"gathering", "training", "testing", "timing"}
+    assert {step for quantity, step, _ in table if quantity == "seconds"} == {
+        "gathering",
+        "training",
+        "testing",
+        "timing",
+    }
 
 
 def test_the_accuracy_is_that_of_the_evaluation_on_the_held_out_files(tiny):
@@ -393,7 +415,13 @@ def test_the_accuracy_is_that_of_the_evaluation_on_the_held_out_files(tiny):
 
 
 def test_the_kinds_are_put_in_our_order():
-    metrics = {"accuracy": 0.5, "macro_f1": 0.5, "labels": ["JSON", "Python"], "confusion": [[1, 2], [3, 4]], "loss": 1.0}
+    metrics = {
+        "accuracy": 0.5,
+        "macro_f1": 0.5,
+        "labels": ["JSON", "Python"],
+        "confusion": [[1, 2], [3, 4]],
+        "loss": 1.0,
+    }
     ours = {"accuracy": 0.5, "macro_f1": 0.5, "kinds": ["Python", "JSON"], "confusion": [[4, 3], [2, 1]]}
     assert demo.in_our_order(metrics) == ours
 

@@ -16,7 +16,9 @@ SIZES = {"embed_dim": 8, "num_heads": 2, "depth": 3, "max_length": 12, "projecte
 
 def by_hand(encoder, x, norm_first, feed_forward):
     """The stack written out, with the layers' own attention."""
-    activation = {"gelu": F.gelu, "relu": F.relu, "gated": lambda inner: F.gelu(inner[..., :5]) * inner[..., 5:]}.get(feed_forward)
+    activation = {"gelu": F.gelu, "relu": F.relu, "gated": lambda inner: F.gelu(inner[..., :5]) * inner[..., 5:]}.get(
+        feed_forward
+    )
     for layer in encoder.layers:
         if norm_first:
             x = x + layer.attention(layer.attention_norm(x), projection=encoder.projection)
@@ -35,7 +37,9 @@ def by_hand(encoder, x, norm_first, feed_forward):
 def test_the_stack_is_what_it_says(norm_first, feed_forward, sharing):
     inner_dim = None if feed_forward == "none" else 5
     encoder = randomise(
-        LinformerEncoder(**SIZES, norm_first=norm_first, feed_forward=feed_forward, feed_forward_dim=inner_dim, sharing=sharing)
+        LinformerEncoder(
+            **SIZES, norm_first=norm_first, feed_forward=feed_forward, feed_forward_dim=inner_dim, sharing=sharing
+        )
     )
     x = torch.randn(2, 10, 8)
     assert_close(encoder(x), by_hand(encoder, x, norm_first, feed_forward))

@@ -22,7 +22,9 @@ def causal(**options):
 
 
 def encoder(**options):
-    return LinformerEncoder(**{"embed_dim": 8, "num_heads": 2, "depth": 2, "max_length": 6, "projected_length": 3, **options})
+    return LinformerEncoder(
+        **{"embed_dim": 8, "num_heads": 2, "depth": 2, "max_length": 6, "projected_length": 3, **options}
+    )
 
 
 def raises(*parts, error=ValueError):
@@ -103,7 +105,10 @@ def test_options_of_the_causal_layer(options, parts):
         ({"projected_length": [3, 2], "sharing": "layerwise"}, ["[3, 2]", "sharing='layerwise'", "sharing='kv'"]),
         ({"projected_length": "32"}, ["projected_length", "32"]),
         ({"projected_length": [[3], [3]], "sharing": "layerwise"}, ["projected_length is [3]", "integer"]),
-        ({"feed_forward": "none", "feed_forward_dim": 9}, ["feed_forward_dim is 9", "feed_forward='none'", "leave one"]),
+        (
+            {"feed_forward": "none", "feed_forward_dim": 9},
+            ["feed_forward_dim is 9", "feed_forward='none'", "leave one"],
+        ),
     ],
     ids=str,
 )
@@ -129,7 +134,10 @@ def test_numbers_of_numpy_are_numbers():
     output, _ = blocks.step(X)
     assert torch.equal(output, blocks(X))
     for lengths in (np.array([3, 2]), torch.tensor([3, 2])):
-        assert [layer.attention.projection.projected_length for layer in encoder(projected_length=lengths).layers] == [3, 2]
+        assert [layer.attention.projection.projected_length for layer in encoder(projected_length=lengths).layers] == [
+            3,
+            2,
+        ]
 
 
 def test_queries_of_another_batch_than_the_context():
@@ -191,7 +199,10 @@ def test_attending_under_another_autocast_than_projecting(rows, project_in_autoc
     layer = attention(projected_length=rows)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=project_in_autocast):
         context = layer.project(X)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not project_in_autocast), raises("projected to", "same autocast"):
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=not project_in_autocast),
+        raises("projected to", "same autocast"),
+    ):
         layer.attend(X, context)
 
 
@@ -267,7 +278,13 @@ def test_the_shared_projection_is_handed_in_where_it_is_shared_and_only_there(bu
     ids=str,
 )
 def test_the_shared_projection_must_be_made_for_the_layer(build, length, rows, wrong, parts):
-    options = {"projection": "linear", "embed_dim": 8, "max_length": length, "projected_length": rows, "sharing": "layerwise"}
+    options = {
+        "projection": "linear",
+        "embed_dim": 8,
+        "max_length": length,
+        "projected_length": rows,
+        "sharing": "layerwise",
+    }
     layer = build(sharing="layerwise")
     assert layer(X, projection=make_projection(**options)).shape == X.shape
     with raises(*parts):

@@ -67,7 +67,9 @@ def test_logits_from_the_cache_are_those_of_the_whole(variant):
         cache, pieces, seen = None, [], 0
         for piece in input_ids.split([9, 1, 1, 6, 1, 1, 1, 7], dim=1):
             seen += piece.shape[1]
-            output = model(piece, attention_mask=None if real is None else real[:, :seen], past_key_values=cache, use_cache=True)
+            output = model(
+                piece, attention_mask=None if real is None else real[:, :seen], past_key_values=cache, use_cache=True
+            )
             cache = output.past_key_values
             pieces.append(output.logits)
         assert cache.get_seq_length() == 27
@@ -148,7 +150,9 @@ def test_weights_of_full_attention_are_those_over_all_tokens_so_far(cached):
     weights = model(input_ids[:, cached:], past_key_values=cache, output_attentions=True).attentions[0]
     layer = model.model.layers[0]
     x = layer.attention_residual.norm(model(input_ids, output_hidden_states=True).hidden_states[0])
-    query, keys = (linear(x).unflatten(-1, (2, 8)).transpose(1, 2) for linear in (layer.attention.query, layer.attention.key))
+    query, keys = (
+        linear(x).unflatten(-1, (2, 8)).transpose(1, 2) for linear in (layer.attention.query, layer.attention.key)
+    )
     later = torch.ones(21, 21, dtype=torch.bool).triu(1)
     expected = (query @ keys.transpose(-1, -2) / 8**0.5).masked_fill(later, -torch.inf).softmax(dim=-1)
     assert_close(weights, expected[:, :, cached:])
@@ -183,7 +187,9 @@ def test_caches_of_other_kinds_and_speculation_are_refused():
     model = build(LinformerForCausalLM)
     with pytest.raises(TypeError, match="is a DynamicCache; a Linformer keeps a LinformerCache"):
         model(ids(), past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match="cache_implementation is 'static', but a Linformer keeps a LinformerCache; leave it out"):
+    with pytest.raises(
+        ValueError, match="cache_implementation is 'static', but a Linformer keeps a LinformerCache; leave it out"
+    ):
         model.generate(ids(1), max_new_tokens=5, cache_implementation="static")
     with pytest.raises(ValueError, match="stateful"):
         model.generate(ids(1), max_new_tokens=5, prompt_lookup_num_tokens=3)

@@ -26,14 +26,18 @@ def run(backend, *arguments, check=True):
         "OMP_NUM_THREADS": "1",
         "XLA_FLAGS": QUICKLY,
     }
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment, check=check)
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment, check=check
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("test_*.py")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_on(backend, path):
-    tests = run(backend, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", path, check=False)
+    tests = run(
+        backend, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", path, check=False
+    )
     assert tests.returncode == 0, tests.stdout[-10_000:] + tests.stderr[-2_000:]
 
 

@@ -61,11 +61,15 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 def test_every_model_answers_and_every_parameter_learns(model_class, variant):
     model = build(model_class, **VARIANTS[variant])
     input_ids = ids()
-    loss_of(model, input_ids, token_type_ids=torch.randint(2 if model.config.type_vocab_size else 1, input_ids.shape)).backward()
+    loss_of(
+        model, input_ids, token_type_ids=torch.randint(2 if model.config.type_vocab_size else 1, input_ids.shape)
+    ).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.any() or name.endswith("key.bias"), name  # a softmax does not see what it adds to all keys
+        assert parameter.grad.any() or name.endswith("key.bias"), (
+            name
+        )  # a softmax does not see what it adds to all keys
 
 
 @every_model
@@ -106,7 +110,9 @@ def test_eager_and_fused_attention_agree(model_class, variant):
 
     assert model.config._attn_implementation == "sdpa"
     fused = answer_and_gradients(model)
-    loaded = model_class.from_pretrained(None, config=model.config, state_dict=model.state_dict(), attn_implementation="eager")
+    loaded = model_class.from_pretrained(
+        None, config=model.config, state_dict=model.state_dict(), attn_implementation="eager"
+    )
     model.set_attn_implementation("eager")
     for eager in (model, loaded.eval()):
         attentions = [module for module in eager.modules() if hasattr(module, "fused")]
@@ -207,13 +213,17 @@ def test_dropout_acts_in_training_only(model_class):
     assert not torch.equal(run(model, input_ids), run(model, input_ids))
 
 
-@pytest.mark.parametrize("model_class", [m for m in MODELS if m not in (LinformerModel, LinformerForSequenceClassification)])
+@pytest.mark.parametrize(
+    "model_class", [m for m in MODELS if m not in (LinformerModel, LinformerForSequenceClassification)]
+)
 def test_ignored_labels_teach_nothing(model_class):
     model, input_ids = build(model_class), ids()
     labels = labels_for(model, input_ids)
     if "start_positions" in labels:  # beyond the input: cut off with it
         alone = model(input_ids[:1], **{name: positions[:1] for name, positions in labels.items()}).loss
-        both = model(input_ids, **{name: torch.tensor([int(positions[0]), LENGTH + 5]) for name, positions in labels.items()}).loss
+        both = model(
+            input_ids, **{name: torch.tensor([int(positions[0]), LENGTH + 5]) for name, positions in labels.items()}
+        ).loss
         assert_close(both, alone)
         return
     target = labels["labels"]
@@ -324,7 +334,8 @@ def expected_parameters(model_class, c):
             total += 0 if c.decoder_attention == "full" else matrices(c.block_length, c.slots, layers)
         else:
             total += layers * local + sum(
-                matrices(c.max_position_embeddings, rows, 1) for rows in (lengths[:1] if c.sharing == "layerwise" else lengths)
+                matrices(c.max_position_embeddings, rows, 1)
+                for rows in (lengths[:1] if c.sharing == "layerwise" else lengths)
             )
         if cross:
             total += layers * attention + matrices(c.max_position_embeddings, lengths[-1], layers)
@@ -341,7 +352,10 @@ def expected_parameters(model_class, c):
         "LinformerForQuestionAnswering": lambda: words + stack(layers) + linear(width, 2),
         "LinformerForCausalLM": lambda: words + stack(layers, causal=True) + unless_tied,
         "LinformerForConditionalGeneration": lambda: (
-            words + stack(layers) + stack(c.num_decoder_layers or layers, causal=True, cross=True, types=0) + 2 * unless_tied
+            words
+            + stack(layers)
+            + stack(c.num_decoder_layers or layers, causal=True, cross=True, types=0)
+            + 2 * unless_tied
         ),
     }[model_class.__name__]()
 
@@ -408,7 +422,9 @@ def test_without_a_projection_and_with_its_weights_the_encoder_is_bert():
 def test_a_fresh_model_starts_sane(model_class, depth, norm_first):
     """Logits of a model that knows nothing are small, and no layer's gradient vanishes or explodes."""
     model = model_class(
-        config(hidden_size=64, num_attention_heads=4, intermediate_size=256, num_hidden_layers=depth, norm_first=norm_first)
+        config(
+            hidden_size=64, num_attention_heads=4, intermediate_size=256, num_hidden_layers=depth, norm_first=norm_first
+        )
     )
     input_ids = ids(4)
     if model_class is not LinformerModel:
@@ -426,7 +442,9 @@ def test_a_fresh_model_starts_sane(model_class, depth, norm_first):
 
 
 def test_initialisation_is_that_of_bert_and_of_segment_means():
-    model = LinformerForMaskedLM(config(hidden_size=128, num_attention_heads=4, intermediate_size=512, initializer_range=0.05))
+    model = LinformerForMaskedLM(
+        config(hidden_size=128, num_attention_heads=4, intermediate_size=512, initializer_range=0.05)
+    )
     layer = model.model.layers[0]
     for linear in (layer.attention.query, layer.attention.output, layer.feed_forward.inner, model.head.dense):
         assert linear.weight.std().item() == pytest.approx(0.05, rel=0.05)
@@ -445,7 +463,11 @@ def test_initialisation_is_that_of_bert_and_of_segment_means():
 @pytest.mark.parametrize("model_class", [LinformerForMaskedLM, LinformerForCausalLM, LinformerForConditionalGeneration])
 def test_word_embeddings_are_tied_or_not_and_can_be_resized(model_class, tied, tmp_path):
     model, input_ids = build(model_class, tie_word_embeddings=tied), ids()
-    pointers = {tensor.data_ptr() for name, tensor in model.state_dict().items() if "word_emb" in name or name == "lm_head.weight"}
+    pointers = {
+        tensor.data_ptr()
+        for name, tensor in model.state_dict().items()
+        if "word_emb" in name or name == "lm_head.weight"
+    }
     count = 3 if model_class is LinformerForConditionalGeneration else 2
     assert len(pointers) == (1 if tied else count)
     before = run(model, input_ids)
@@ -485,7 +507,10 @@ def test_positions_and_projections_can_be_resized(model_class, variant, tmp_path
 
 def test_new_positions_repeat_the_old_ones_from_the_first():
     model, whole = build(LinformerModel), ids(2, 32)
-    positions, E = model.embeddings.position_embeddings.weight.clone(), model.layers[0].attention.projection.weight.clone()
+    positions, E = (
+        model.embeddings.position_embeddings.weight.clone(),
+        model.layers[0].attention.projection.weight.clone(),
+    )
     before = run(model, whole)
     model.resize_position_embeddings(75)
     assert_close(run(model, whole), before, rtol=1e-4, atol=1e-5)
@@ -555,7 +580,12 @@ def test_a_configuration_survives_its_file_and_keeps_what_others_stored(tmp_path
     assert loaded.to_diff_dict() == saved.to_diff_dict()
     assert loaded.id2label[1] == "good"
     path = tmp_path / "config.json"
-    stored = json.loads(path.read_text()) | {"torch_dtype": "float32", "_name_or_path": "x", "temperature": 0.5, "key_of_2030": 1}
+    stored = json.loads(path.read_text()) | {
+        "torch_dtype": "float32",
+        "_name_or_path": "x",
+        "temperature": 0.5,
+        "key_of_2030": 1,
+    }
     path.write_text(json.dumps(stored))
     assert AutoConfig.from_pretrained(tmp_path).key_of_2030 == 1
     for name in ("mask_token_id", "sep_token_id", "cls_token_id", "torchscript", "unsloth_version", "layer_types"):
@@ -592,7 +622,10 @@ def test_pooling_takes_the_mean_or_the_first_of_the_real_tokens():
         input_ids, mask = ids(), torch.arange(LENGTH) >= torch.tensor([[0], [9]])
         hidden = model.model(input_ids, attention_mask=mask).last_hidden_state
         pooled = torch.stack(
-            [row[real].mean(dim=0) if pooling == "mean" else row[real][0] for row, real in zip(hidden, mask, strict=True)]
+            [
+                row[real].mean(dim=0) if pooling == "mean" else row[real][0]
+                for row, real in zip(hidden, mask, strict=True)
+            ]
         )
         assert_close(run(model, input_ids, attention_mask=mask), model.classifier(model.head(pooled)))
 
@@ -714,7 +747,12 @@ def test_offloaded_weights_come_when_they_are_needed(model_class, variant):
             assert_close(run(offloaded, input_ids), answer, rtol=1e-4, atol=1e-5)
 
 
-@given(length=st.integers(1, 32), projected_length=st.integers(1, 40), heads=st.sampled_from([1, 2, 4]), layers=st.integers(1, 3))
+@given(
+    length=st.integers(1, 32),
+    projected_length=st.integers(1, 40),
+    heads=st.sampled_from([1, 2, 4]),
+    layers=st.integers(1, 3),
+)
 def test_any_sizes_fit_together(length, projected_length, heads, layers):
     changes = {"projected_length": projected_length, "num_attention_heads": heads, "num_hidden_layers": layers}
     model = LinformerForTokenClassification(config(**changes))

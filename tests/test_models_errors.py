@@ -30,12 +30,18 @@ def call(model, input_ids, **kwargs):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda x: x.index_fill(1, torch.tensor([3]), VOCABULARY), r"input_ids holds ids from \d+ to 50 but the vocabulary has 50"),
+        (
+            lambda x: x.index_fill(1, torch.tensor([3]), VOCABULARY),
+            r"input_ids holds ids from \d+ to 50 but the vocabulary has 50",
+        ),
         (lambda x: x.index_fill(1, torch.tensor([3]), -1), r"input_ids holds ids from -1 .*resize_token_embeddings"),
         (lambda x: x[0], r"input_ids has shape \(21,\); it must be \(batch, length\)"),
         (lambda x: x[:0], r"input_ids has shape \(0, 21\).*at least one example and one token"),
         (lambda x: x[:, :0], r"input_ids has shape \(2, 0\).*at least one example and one token"),
-        (lambda x: x.repeat(1, 2), r"input has 42 tokens but max_position_embeddings is 32; .*resize_position_embeddings\(42\)"),
+        (
+            lambda x: x.repeat(1, 2),
+            r"input has 42 tokens but max_position_embeddings is 32; .*resize_position_embeddings\(42\)",
+        ),
         (lambda x: x.float(), r"input_ids is torch.float32; it must hold integers"),
         (lambda x: x.tolist(), r"input_ids is a list; it must be a tensor"),
     ],
@@ -65,7 +71,11 @@ def test_wrong_masks(model_class, mask, message):
 @pytest.mark.parametrize(
     ("model_class", "labels", "message"),
     [
-        (LinformerForMaskedLM, torch.full((2, LENGTH), VOCABULARY), r"labels holds 50; only 0 … 49 are allowed, or -100"),
+        (
+            LinformerForMaskedLM,
+            torch.full((2, LENGTH), VOCABULARY),
+            r"labels holds 50; only 0 … 49 are allowed, or -100",
+        ),
         (LinformerForMaskedLM, torch.full((2, LENGTH), -1), r"labels holds -1; only 0 … 49"),
         (LinformerForMaskedLM, ids(2, 5), r"labels has shape \(2, 5\); it must be \(2, 21\)"),
         (LinformerForMaskedLM, torch.rand(2, LENGTH), r"labels is torch.float32; it must hold integers"),
@@ -73,9 +83,17 @@ def test_wrong_masks(model_class, mask, message):
         (LinformerForTokenClassification, torch.full((2, LENGTH), 3), r"labels holds 3; only 0 … 2"),
         (LinformerForSequenceClassification, torch.tensor([0, 3]), r"labels holds 3; only 0 … 2"),
         (LinformerForSequenceClassification, torch.tensor([0, 1, 2]), r"labels has shape \(3,\); it must be \(2,\)"),
-        (LinformerForSequenceClassification, torch.rand(2, 4), r"labels has shape \(2, 4\).*multi_label.* must be \(2, 3\)"),
+        (
+            LinformerForSequenceClassification,
+            torch.rand(2, 4),
+            r"labels has shape \(2, 4\).*multi_label.* must be \(2, 3\)",
+        ),
         (LinformerForConditionalGeneration, torch.full((2, 5), VOCABULARY), r"labels holds 50; only 0 … 49"),
-        (LinformerForConditionalGeneration, torch.ones(5).long(), r"labels has shape \(5,\); it must be \(batch, length\)"),
+        (
+            LinformerForConditionalGeneration,
+            torch.ones(5).long(),
+            r"labels has shape \(5,\); it must be \(batch, length\)",
+        ),
     ],
 )
 def test_wrong_labels(model_class, labels, message):
@@ -133,15 +151,27 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
     [
         ({"projection": "liner"}, "projection is 'liner'; it must be one of 'linear'.*did you mean 'linear'"),
         ({"sharing": "layer"}, "sharing is 'layer'.*did you mean 'layerwise'"),
-        ({"projected_length": [4]}, "projected_length has 1 numbers but num_hidden_layers is 2; give one number, or one per layer"),
+        (
+            {"projected_length": [4]},
+            "projected_length has 1 numbers but num_hidden_layers is 2; give one number, or one per layer",
+        ),
         ({"projected_length": 0}, "projected_length is 0; it must be an integer of at least 1"),
         ({"projected_length": [4, 5], "sharing": "layerwise"}, "one matrix for all layers has one projected length"),
         ({"slots": 5}, "slots=5 is more than block_length=4"),
         ({"num_attention_heads": 3}, "hidden_size=16 is not divisible by num_attention_heads=3"),
-        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_attention_heads=4 is not divisible by num_key_value_heads=3"),
-        ({"local_width": 4}, "local_width is 4; it must be odd, as many neighbours on the left as on the right, or 0 for none"),
+        (
+            {"num_attention_heads": 4, "num_key_value_heads": 3},
+            "num_attention_heads=4 is not divisible by num_key_value_heads=3",
+        ),
+        (
+            {"local_width": 4},
+            "local_width is 4; it must be odd, as many neighbours on the left as on the right, or 0 for none",
+        ),
         ({"local_width": -1}, "local_width is -1; it must be odd"),
-        ({"position_embedding": "rotary"}, "position_embedding is 'rotary'; it must be one of 'learned', 'sinusoidal', 'none'"),
+        (
+            {"position_embedding": "rotary"},
+            "position_embedding is 'rotary'; it must be one of 'learned', 'sinusoidal', 'none'",
+        ),
         ({"decoder_attention": "casual"}, "decoder_attention is 'casual'.*did you mean 'causal'"),
         ({"classifier_pooling": "cls"}, "classifier_pooling is 'cls'; it must be one of 'mean', 'first'"),
         ({"hidden_act": "gellu"}, "hidden_act is 'gellu'.*did you mean 'gelu'"),
@@ -182,7 +212,8 @@ def test_wrong_types_are_refused_by_their_field():
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("projected_lenght", "projected_length"), ("num_layers", "num_hidden_layers"), ("shareing", "sharing")]
+    ("name", "nearest"),
+    [("projected_lenght", "projected_length"), ("num_layers", "num_hidden_layers"), ("shareing", "sharing")],
 )
 def test_a_misspelt_field_is_refused_with_the_nearest_name(name, nearest, tmp_path):
     with pytest.raises(TypeError, match=f"LinformerConfig has no field '{name}'; did you mean '{nearest}'"):

@@ -41,7 +41,9 @@ def padded(batch, length, side):
     lengths = torch.randint(1, length + 1, (batch, 1))
     lengths[0] = length
     places = torch.arange(length)
-    mask = {"right": places < lengths, "left": places >= length - lengths, "none": (places >= 0).expand(batch, -1)}[side]
+    mask = {"right": places < lengths, "left": places >= length - lengths, "none": (places >= 0).expand(batch, -1)}[
+        side
+    ]
     return {"input_ids": ids(batch, length), "attention_mask": mask.long()}
 
 
@@ -110,7 +112,9 @@ def test_one_compiled_graph_serves_many_batches():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler")
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler"
+)
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("model_class", [LinformerForSequenceClassification, LinformerForCausalLM], ids=names)
 def test_compiled_to_machine_code(model_class):
@@ -193,7 +197,9 @@ def test_an_exported_graph_has_the_order_that_is_cheapest_for_long_inputs(projec
     plan = attention.plan(4096)
     assert (plan.keys, plan.queries) == (keys, queries)
     sizes = {0: Dim("batch"), 1: Dim("length", min=1, max=4096)}
-    graph = torch.export.export(attention, (torch.randn(2, 2, 32),), dynamic_shapes=(sizes,))  # where little is cheapest
+    graph = torch.export.export(
+        attention, (torch.randn(2, 2, 32),), dynamic_shapes=(sizes,)
+    )  # where little is cheapest
     x, work = torch.randn(1, 4096, 32), []
     for function in (attention, graph.module()):
         with FlopCounterMode(display=False) as counter:
@@ -224,7 +230,9 @@ def test_onnx_runtime_gives_the_same_for_every_batch_length_and_padding(model_cl
     inputs["token_type_ids"] = torch.randint(2, inputs["input_ids"].shape)  # tokenizers give them too
 
     sizes = {0: "batch", 1: "length"}
-    program = torch.onnx.export(model, kwargs=inputs, dynamic_shapes=dict.fromkeys(inputs, sizes), dynamo=True, verbose=False)
+    program = torch.onnx.export(
+        model, kwargs=inputs, dynamic_shapes=dict.fromkeys(inputs, sizes), dynamo=True, verbose=False
+    )
     program.save(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
 

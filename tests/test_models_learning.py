@@ -42,12 +42,16 @@ def test_a_causal_model_learns_a_handful_of_texts_by_heart_and_recites_them(deco
 
 @pytest.mark.parametrize("decoder_attention", ["causal", "full"])
 def test_a_translator_learns_a_handful_of_pairs_by_heart_and_recites_them(decoder_attention):
-    model = LinformerForConditionalGeneration(config(hidden_size=64, intermediate_size=128, decoder_attention=decoder_attention))
+    model = LinformerForConditionalGeneration(
+        config(hidden_size=64, intermediate_size=128, decoder_attention=decoder_attention)
+    )
     sources, targets = ids(4, 30), ids(4, 12)
     assert train(model, 150, lambda: {"input_ids": sources, "labels": targets})[-1] < 0.02
     recited = model.eval().generate(sources, max_new_tokens=12, do_sample=False, eos_token_id=None)
     assert torch.equal(recited[:, 1:], targets)
-    assert torch.equal(model.generate(sources, max_new_tokens=12, num_beams=3, do_sample=False, eos_token_id=None)[:, 1:], targets)
+    assert torch.equal(
+        model.generate(sources, max_new_tokens=12, num_beams=3, do_sample=False, eos_token_id=None)[:, 1:], targets
+    )
 
 
 @pytest.mark.parametrize("decoder_attention", ["causal", "full"])

@@ -113,7 +113,9 @@ def assert_same(answer, expected):
         ("text-generation", LinformerForCausalLM, {"max_new_tokens": 8, "do_sample": False}),
     ],
 )
-def test_a_pipeline_from_a_folder_gives_each_text_in_a_batch_what_it_gets_alone(task, model_class, options, tokenizer, tmp_path):
+def test_a_pipeline_from_a_folder_gives_each_text_in_a_batch_what_it_gets_alone(
+    task, model_class, options, tokenizer, tmp_path
+):
     texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
     tokenizer.padding_side = "left" if task == "text-generation" else "right"
     model = build(model_class, **sizes(tokenizer))
@@ -177,7 +179,10 @@ def test_what_was_learnt_is_translated_from_a_folder(side, tokenizer, tmp_path):
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert type(model) is LinformerForConditionalGeneration
     for beams in (1, 3):
-        for texts, translations in [(TEXTS, TRANSLATIONS), *(([a], [b]) for a, b in zip(TEXTS, TRANSLATIONS, strict=True))]:
+        for texts, translations in [
+            (TEXTS, TRANSLATIONS),
+            *(([a], [b]) for a, b in zip(TEXTS, TRANSLATIONS, strict=True)),
+        ]:
             inputs = tokenizer(texts, padding=True, return_tensors="pt")
             written = model.generate(**inputs, max_new_tokens=40, do_sample=False, num_beams=beams)
             assert tokenizer.batch_decode(written, skip_special_tokens=True) == translations
@@ -299,7 +304,10 @@ class Texts(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         length = self.batch["attention_mask"][index].sum()
-        return {"input_ids": self.batch["input_ids"][index, :length].tolist(), "labels": self.batch["labels"][index].item()}
+        return {
+            "input_ids": self.batch["input_ids"][index, :length].tolist(),
+            "labels": self.batch["labels"][index].item(),
+        }
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True], ids=["all kept", "computed again"])
@@ -321,7 +329,9 @@ def test_the_trainer_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(gradie
 
     def trainer():
         # with dropout, so that it matters where the random numbers go on
-        model = LinformerForSequenceClassification(config(num_labels=2, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1))
+        model = LinformerForSequenceClassification(
+            config(num_labels=2, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+        )
         return Trainer(model, settings, train_dataset=data, data_collator=DataCollatorWithPadding(tokenizer))
 
     whole = trainer()
@@ -359,4 +369,8 @@ def test_prompts_can_be_tuned_and_projections_trained_beside_adapters(sharing):
         build(LinformerForSequenceClassification, sharing=sharing), peft.LoraConfig(task_type="SEQ_CLS", **options)
     )
     adapted(input_ids=input_ids, labels=torch.tensor([0, 1])).loss.backward()
-    assert any(parameter.grad is not None for name, parameter in adapted.named_parameters() if "projection.modules_to_save" in name)
+    assert any(
+        parameter.grad is not None
+        for name, parameter in adapted.named_parameters()
+        if "projection.modules_to_save" in name
+    )

@@ -108,7 +108,9 @@ def test_the_file_tree_in_the_readme_is_the_file_tree():
     ]:
         if path.name != "__init__.py":
             assert path.name in named, f"{path.relative_to(ROOT)} is not in the README's file tree"
-    present = {path.name for folder in ("src", "tests", "benchmarks", "docs", ".") for path in (ROOT / folder).rglob("*.*")}
+    present = {
+        path.name for folder in ("src", "tests", "benchmarks", "docs", ".") for path in (ROOT / folder).rglob("*.*")
+    }
     assert {name for name in named if re.search(r"\.(py|md)$", name)} <= present
 
 
@@ -171,10 +173,16 @@ def test_make_figures_draws_every_picture_of_the_documents(tmp_path):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     shown = {
-        picture for path in DOCUMENTS for picture in re.findall(r"\]\((?:\.\./)?results/([\w/]+\.(?:png|svg))\)", path.read_text())
+        picture
+        for path in DOCUMENTS
+        for picture in re.findall(r"\]\((?:\.\./)?results/([\w/]+\.(?:png|svg))\)", path.read_text())
     }
     drawn = {str(path.relative_to(results)) for path in results.rglob("*") if path.suffix in (".png", ".svg")}
-    kept = {str(path.relative_to(ROOT / "results")) for path in (ROOT / "results").rglob("*") if path.suffix in (".png", ".svg")}
+    kept = {
+        str(path.relative_to(ROOT / "results"))
+        for path in (ROOT / "results").rglob("*")
+        if path.suffix in (".png", ".svg")
+    }
     assert len(shown) > 5
     assert shown <= drawn
     assert kept <= drawn  # nothing lies there that nobody can draw again

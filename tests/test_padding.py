@@ -13,7 +13,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 masks = st.integers(1, 3).flatmap(
     lambda batch: st.integers(1, 15).flatmap(
-        lambda length: st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=batch, max_size=batch)
+        lambda length: st.lists(
+            st.lists(st.booleans(), min_size=length, max_size=length), min_size=batch, max_size=batch
+        )
     )
 )
 
@@ -47,7 +49,13 @@ def causal_layer(projection, sharing, slots):
     return lambda x, mask=None: causal(x, mask=mask, projection=shared)
 
 
-@given(masks, st.sampled_from(COMBINATIONS), st.integers(1, 20), st.booleans(), st.sampled_from([1e6, torch.inf, torch.nan]))
+@given(
+    masks,
+    st.sampled_from(COMBINATIONS),
+    st.integers(1, 20),
+    st.booleans(),
+    st.sampled_from([1e6, torch.inf, torch.nan]),
+)
 def test_what_stands_behind_the_mask_never_matters(mask, combination, projected_length, rescale, garbage):
     mask = torch.tensor(mask)
     x = torch.randn(*mask.shape, 8)
@@ -70,7 +78,10 @@ def test_a_padded_batch_equals_each_example_alone(mask, combination, projected_l
 @given(st.sampled_from(COMBINATIONS), st.integers(1, 6), st.integers(0, 9))
 def test_further_padding_changes_nothing(combination, projected_length, more):
     x, mask = torch.randn(2, 7, 8), torch.arange(7) < torch.tensor([[7], [3]])
-    longer, longer_mask = torch.cat([x, torch.randn(2, more, 8)], 1), torch.cat([mask, torch.zeros(2, more, dtype=torch.bool)], 1)
+    longer, longer_mask = (
+        torch.cat([x, torch.randn(2, more, 8)], 1),
+        torch.cat([mask, torch.zeros(2, more, dtype=torch.bool)], 1),
+    )
     for layer in layers(*combination, projected_length, True):
         assert_close(layer(longer, longer_mask)[:, :7][mask], layer(x, mask)[mask])
 

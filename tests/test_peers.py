@@ -25,7 +25,12 @@ def without_input_biases(layer):
 @torch.no_grad()
 def copy_linformer(theirs, ours):
     """`linformer` 0.2.3 to ours."""
-    for our, their in ((ours.query, theirs.to_q), (ours.key, theirs.to_k), (ours.value, theirs.to_v), (ours.output, theirs.to_out)):
+    for our, their in (
+        (ours.query, theirs.to_q),
+        (ours.key, theirs.to_k),
+        (ours.value, theirs.to_v),
+        (ours.output, theirs.to_out),
+    ):
         our.weight.copy_(their.weight)
     ours.output.bias.copy_(theirs.to_out.bias)
     ours.projection.weight.copy_(torch.stack([theirs.proj_k, theirs.proj_v], dim=1))
@@ -64,7 +69,13 @@ def copy_linformer_pytorch(theirs, ours, shared=None):
 def test_linformer_0_2_3(length, context_length, one_kv_head):
     theirs = LinformerSelfAttention(12, 20, k=5, heads=3, dim_head=6, one_kv_head=one_kv_head)
     ours = LinformerAttention(
-        12, 3, head_dim=6, num_kv_heads=1 if one_kv_head else None, max_length=20, projected_length=5, sharing="headwise"
+        12,
+        3,
+        head_dim=6,
+        num_kv_heads=1 if one_kv_head else None,
+        max_length=20,
+        projected_length=5,
+        sharing="headwise",
     )
     copy_linformer(theirs, ours)
     x = torch.randn(2, length, 12)
@@ -87,17 +98,23 @@ def test_the_stack_of_linformer_0_2_3():
 
 
 @pytest.mark.parametrize(
-    ("method", "projection"), [("learnable", "linear"), ("no_params", "random"), ("convolution", "conv")], ids=lambda value: value
+    ("method", "projection"),
+    [("learnable", "linear"), ("no_params", "random"), ("convolution", "conv")],
+    ids=lambda value: value,
 )
 @pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
 def test_linformer_pytorch_0_19_3(sharing, method, projection):
     theirs = MHAttention(20, 6, 12, 5, 3, 0.0, "C0", sharing, None, None, False, None, method=method)
-    ours = LinformerAttention(12, 3, head_dim=6, max_length=20, projected_length=5, projection=projection, sharing=sharing)
+    ours = LinformerAttention(
+        12, 3, head_dim=6, max_length=20, projected_length=5, projection=projection, sharing=sharing
+    )
     copy_linformer_pytorch(theirs, ours)
     x = torch.randn(2, 20, 12)
     assert_close(ours(x), theirs(x))
     mask = torch.rand(2, 20) > 0.3
-    mask = mask.sort(dim=1, descending=True).values  # rows of E go by rank here, by place there: equal for padding on the right
+    mask = mask.sort(
+        dim=1, descending=True
+    ).values  # rows of E go by rank here, by place there: equal for padding on the right
     if projection != "conv":  # theirs lets empty windows take part in the softmax
         assert_close(ours(x, mask=mask)[mask], theirs(x, input_mask=mask)[mask])
 

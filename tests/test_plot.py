@@ -18,7 +18,11 @@ from linformer_kit.bench.points import COLUMNS
 from linformer_kit.bench.table import as_csv
 from linformer_kit.errors import UserError
 from linformer_kit.models.configuration_linformer import LinformerConfig
-from linformer_kit.models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerForSequenceClassification
+from linformer_kit.models.modeling_linformer import (
+    LinformerForCausalLM,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+)
 from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from linformer_kit.show.given import read_given, short_names
 from linformer_kit.show.plot import figures
@@ -40,13 +44,22 @@ def row(implementation="linformer-kit", length=512, projected_length=64, seconds
     machine = {"cpu": "Abacus", "cores": 2, "threads": 2, "memory_gib": 8, "system": "Linux", "date": "2026-01-02"}
     point = {"subject": "layer", "step": "forward", "implementation": implementation, "length": length, "batch": 1}
     found = {"status": "ok", "seconds_median": seconds, "memory_status": "ok", "peak_mib": mib}
-    return {**dict.fromkeys(COLUMNS, ""), **facts, **machine, **point, **found, "projected_length": projected_length, **others}
+    return {
+        **dict.fromkeys(COLUMNS, ""),
+        **facts,
+        **machine,
+        **point,
+        **found,
+        "projected_length": projected_length,
+        **others,
+    }
 
 
 def power_law(implementation, projected_length, exponent, **others):
     """Time as N^exponent, memory as N."""
     return [
-        row(implementation, length, projected_length, 0.5 * (length / 512) ** exponent, length / 16, **others) for length in LENGTHS
+        row(implementation, length, projected_length, 0.5 * (length / 512) ** exponent, length / 16, **others)
+        for length in LENGTHS
     ]
 
 
@@ -90,17 +103,26 @@ def test_lines_are_the_numbers_of_the_table_and_legends_have_the_exponents(tmp_p
 def test_what_was_not_measured_has_no_point_and_two_points_have_no_exponent(tmp_path):
     rows = power_law("linformer-kit", 64, 1.0)
     rows[2] |= {"status": "out of memory", "seconds_median": ""}
-    rows[3] |= {"memory_status": "over the time limit", "peak_mib": "", "status": "over the time limit", "seconds_median": ""}
+    rows[3] |= {
+        "memory_status": "over the time limit",
+        "peak_mib": "",
+        "status": "over the time limit",
+        "seconds_median": "",
+    }
     figure = costs(write_table(tmp_path / "points.csv", rows))
     assert drawn(panel(figure, "layer, forward: time")) == {"linformer-kit K=64": [(512, 0.5), (1024, 1)]}
-    assert drawn(panel(figure, "layer, forward: memory")) == {"linformer-kit K=64  N^1.00": [(512, 32), (1024, 64), (2048, 128)]}
+    assert drawn(panel(figure, "layer, forward: memory")) == {
+        "linformer-kit K=64  N^1.00": [(512, 32), (1024, 64), (2048, 128)]
+    }
 
 
 def test_there_is_a_panel_for_each_subject_and_step_and_none_is_empty(tmp_path):
     rows = [
         *power_law("linformer-kit", 64, 1.0, subject="encoder", step="training"),
         *power_law("linformer-kit", 64, 1.0, subject="encoder", step="forward", memory_status="", peak_mib=""),
-        *power_law("bert", "", 2.0, status="out of memory", seconds_median="", memory_status="out of memory", peak_mib=""),
+        *power_law(
+            "bert", "", 2.0, status="out of memory", seconds_median="", memory_status="out of memory", peak_mib=""
+        ),
     ]
     titles = [axes.get_title(loc="left") for axes in costs(write_table(tmp_path / "points.csv", rows)).axes]
     assert titles == ["encoder, forward: time", "encoder, training: time", "encoder, training: memory"]
@@ -147,7 +169,8 @@ def test_several_tables_share_panels_unless_they_have_the_same_points(tmp_path):
 
 def test_what_tells_panels_of_a_subject_apart_stands_in_their_titles(tmp_path):
     small, large = (
-        write_table(tmp_path / f"{size}.csv", power_law("linformer-kit", 64, 1.0, hidden_size=size)) for size in (64, 512)
+        write_table(tmp_path / f"{size}.csv", power_law("linformer-kit", 64, 1.0, hidden_size=size))
+        for size in (64, 512)
     )
     titles = [axes.get_title(loc="left") for axes in costs(small, large).axes]
     assert "layer, forward, hidden size 512: time" in titles
@@ -155,7 +178,9 @@ def test_what_tells_panels_of_a_subject_apart_stands_in_their_titles(tmp_path):
     assert "hidden size 64, 4 heads, 2 layers" in footnote(costs(small))
 
 
-@pytest.mark.parametrize(("column", "said"), [("cpu", "different machines: cpu"), ("torch", "different versions: torch")])
+@pytest.mark.parametrize(
+    ("column", "said"), [("cpu", "different machines: cpu"), ("torch", "different versions: torch")]
+)
 def test_the_footnote_says_if_machines_or_versions_differ(tmp_path, column, said):
     ours = write_table(tmp_path / "ours.csv", power_law("linformer-kit", 64, 1.0))
     other = write_table(tmp_path / "other.csv", power_law("bert", "", 2.0, **{column: "3.0"}))
@@ -200,7 +225,8 @@ def error_bars(axes):
         line, _, (bars,) = container
         ends = [segment[:, 1] for segment in bars.get_segments()]
         found[container.get_label()] = [
-            (K, mean, low, high) for (K, mean), (low, high) in zip(zip(*line.get_data(), strict=True), ends, strict=True)
+            (K, mean, low, high)
+            for (K, mean), (low, high) in zip(zip(*line.get_data(), strict=True), ends, strict=True)
         ]
     return found
 
@@ -230,7 +256,9 @@ def test_learning_of_language_models_shows_the_perplexity(trained_run):
     _, perplexity = figures([run])["learning"].axes
     (points,) = drawn(perplexity).values()
     assert points == [
-        (line["step"], line["validation_perplexity"]) for line in read_lines(run / "metrics.jsonl") if "validation_loss" in line
+        (line["step"], line["validation_perplexity"])
+        for line in read_lines(run / "metrics.jsonl")
+        if "validation_loss" in line
     ]
 
 
@@ -243,7 +271,10 @@ def test_quality_averages_seeds_and_shows_their_range(make_run):
         make_run(f"full{seed}", {"validation_accuracy": 0.5 + seed / 4}, seed=seed, projection="none")
     figure = figures(sorted(last.parent.iterdir()), "quality")["quality"]
     (axes,) = figure.axes
-    assert error_bars(axes) == {"linear": [(4, 0.625, 0.5, 0.75), (8, 0.875, 0.75, 1.0)], "mean": [(8, 0.25, 0.25, 0.25)]}
+    assert error_bars(axes) == {
+        "linear": [(4, 0.625, 0.5, 0.75), (8, 0.875, 0.75, 1.0)],
+        "mean": [(8, 0.25, 0.25, 0.25)],
+    }
     assert {label: [y for _, y in points] for label, points in drawn(axes).items()}["full attention"] == [0.625, 0.625]
     assert axes.get_ylabel() == "validation accuracy"
     assert "1 to 3 seeds" in footnote(figure)
@@ -294,7 +325,9 @@ def test_panels_keep_their_size_and_names_the_picture_however_many_runs_there_ar
 
 
 def test_a_picture_without_room_for_its_lines_is_refused(tmp_path):
-    figure = learning_curves(runs_with_curves(400, "of a name that needs a line of its own " * 2), "validation_accuracy")
+    figure = learning_curves(
+        runs_with_curves(400, "of a name that needs a line of its own " * 2), "validation_accuracy"
+    )
     for name in ("picture.png", "picture.svg"):
         with pytest.raises(UserError, match="too many runs or too long names for one picture"):
             drawing.save(figure, tmp_path / name)
@@ -303,27 +336,41 @@ def test_a_picture_without_room_for_its_lines_is_refused(tmp_path):
 
 def test_damaged_lines_of_metrics_are_left_out(make_run):
     run = make_run("run", {})
-    lines = ['{"step": 1, "loss": 2.0}', "[1]", "3", "null", '{"loss": 1.0}', '{"step": null, "loss": 1.0}', '{"step": 2, "lo']
+    lines = [
+        '{"step": 1, "loss": 2.0}',
+        "[1]",
+        "3",
+        "null",
+        '{"loss": 1.0}',
+        '{"step": null, "loss": 1.0}',
+        '{"step": 2, "lo',
+    ]
     (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert read_given([run]).runs[0].metrics == [{"step": 1, "loss": 2.0}]
     assert drawn(figures([run])["learning"].axes[0]) == {"training": [(1, 2.0)]}
 
 
 def test_dollars_in_names_are_no_formulas(tmp_path):
-    paths = [write_table(tmp_path / f"{name} $x^$.csv", power_law("a $\\frac$ b", 64, 1.0, cpu="$y^$")) for name in ("one", "two")]
+    paths = [
+        write_table(tmp_path / f"{name} $x^$.csv", power_law("a $\\frac$ b", 64, 1.0, cpu="$y^$"))
+        for name in ("one", "two")
+    ]
     written = command("plot", *paths, "--output", tmp_path / "x.svg").stdout
     assert written == f"{tmp_path / 'x.svg'}\n"
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(make_run):
-    runs = [make_run(f"run{rate}", {"validation_accuracy": rate}, training={"learning_rate": rate}) for rate in (0.25, 0.5)]
+    runs = [
+        make_run(f"run{rate}", {"validation_accuracy": rate}, training={"learning_rate": rate}) for rate in (0.25, 0.5)
+    ]
     (axes,) = figures(runs, "quality")["quality"].axes
     assert error_bars(axes) == {f"linear, learning_rate={rate}": [(8, rate, rate, rate)] for rate in (0.25, 0.5)}
 
 
 def test_the_test_metric_is_preferred_where_all_runs_have_it(make_run):
     both = [
-        make_run(f"run{K}", {"validation_accuracy": 0.5}, {"split": "test", "accuracy": 1 / K}, projected_length=K) for K in (4, 8)
+        make_run(f"run{K}", {"validation_accuracy": 0.5}, {"split": "test", "accuracy": 1 / K}, projected_length=K)
+        for K in (4, 8)
     ]
     (axes,) = figures(both, "quality")["quality"].axes
     assert axes.get_ylabel() == "test accuracy"
@@ -442,7 +489,9 @@ def test_a_long_text_is_cut_and_only_some_tokens_are_labelled(save):
     assert "the first 200 of 301 tokens" in footnote(figure)
     ticks = figure.axes[0].get_yticks()
     assert 32 <= len(ticks) <= 64
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["abcdefghij"[place % 10] for place in ticks]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "abcdefghij"[place % 10] for place in ticks
+    ]
 
 
 def curves(axes):
@@ -455,7 +504,11 @@ def curves(axes):
 def test_slots_are_the_columns_of_e(save, sharing):
     folder, model, _ = save(sharing=sharing)
     panels = figures([folder], "slots")["slots"].axes
-    E = [model.model.projection] if sharing == "layerwise" else [layer.attention.projection for layer in model.model.layers]
+    E = (
+        [model.model.projection]
+        if sharing == "layerwise"
+        else [layer.attention.projection for layer in model.model.layers]
+    )
     matrices = [each.weight[:, head] for each in E for head in range(2 if sharing == "none" else 1)]
     assert len(panels) == len(matrices) == {"none": 4, "layerwise": 1}.get(sharing, 2)
     for axes, weight in zip(panels, matrices, strict=True):
@@ -547,7 +600,9 @@ def test_given_files_and_folders_that_are_something_else_are_refused(tmp_path, f
         "plot", write_table(tmp_path / "bad.csv", [row(status="out of memory", memory_status="out of memory")])
     )
     free = refused("plot", write_table(tmp_path / "free.csv", [row(seconds=0, mib=0)]))
-    assert free == "no point of free.csv was measured: all times and memories are 0, which is below what can be measured"
+    assert (
+        free == "no point of free.csv was measured: all times and memories are 0, which is below what can be measured"
+    )
     assert "run is a folder" in refused("plot", finished, "--what", "costs")
     assert "points.csv is a table" in refused("plot", table, "--what", "learning")
     assert "--text is for --what heads" in refused("plot", finished, "--text", "a")
@@ -562,7 +617,9 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(tmp_path, fi
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table)
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table / "plots" / "x.png")
     assert "a .png or .svg" in refused("plot", tmp_path / "is not read", "--output", tmp_path / "x.pdf")
-    assert "2 pictures come of this: costs, learning" in refused("plot", table, finished, "--output", tmp_path / "x.png")
+    assert "2 pictures come of this: costs, learning" in refused(
+        "plot", table, finished, "--output", tmp_path / "x.png"
+    )
     assert "cannot be written" in refused("plot", tmp_path / "is not read", "--output", "/proc/plots")
     assert [path.name for path in tmp_path.iterdir()] == ["points.csv"]
 

@@ -44,7 +44,9 @@ def test_saving_and_loading_the_state_is_exact(projection, sharing):
     first, second = (LinformerEncoder(**sizes, projection=projection, sharing=sharing) for _ in range(2))
     randomise(first)
     names = list(first.state_dict())
-    assert len(names) == len({tensor.data_ptr() for tensor in first.state_dict().values()}), "a tensor is registered twice"
+    assert len(names) == len({tensor.data_ptr() for tensor in first.state_dict().values()}), (
+        "a tensor is registered twice"
+    )
     second.load_state_dict(first.state_dict())
     x = torch.randn(2, 9, 8)
     assert torch.equal(first(x), second(x))
@@ -107,13 +109,15 @@ def test_the_paper_s_theorem():
     for projected_length in lengths:
         samples = []
         for _ in range(20):
-            R = make_projection("random", embed_dim=64, max_length=512, projected_length=projected_length, sharing="kv").weight[
-                :, 0
-            ]
+            R = make_projection(
+                "random", embed_dim=64, max_length=512, projected_length=projected_length, sharing="kv"
+            ).weight[:, 0]
             samples.append((P @ R @ R.T @ V - P @ V).norm() / (P @ V).norm())
         errors.append(torch.stack(samples).mean().log())
     exponent = (
-        torch.linalg.lstsq(torch.stack([torch.tensor(lengths).log(), torch.ones(5)], dim=1), torch.stack(errors)[:, None])
+        torch.linalg.lstsq(
+            torch.stack([torch.tensor(lengths).log(), torch.ones(5)], dim=1), torch.stack(errors)[:, None]
+        )
         .solution[0]
         .item()
     )

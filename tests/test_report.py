@@ -84,11 +84,29 @@ def page_about(*given, output):
 
 def point(implementation, length, seconds=None, peak=None, status="ok", **more):
     """A row of `linformer compare`."""
-    row = dict.fromkeys(COLUMNS, "") | {"subject": "layer", "step": "forward", "implementation": implementation, "length": length}
-    row |= {"batch": 2, "hidden_size": 64, "num_heads": 4, "num_layers": 1, "device": "cpu", "cpu": "A & B <fast>", "cores": 2}
+    row = dict.fromkeys(COLUMNS, "") | {
+        "subject": "layer",
+        "step": "forward",
+        "implementation": implementation,
+        "length": length,
+    }
+    row |= {
+        "batch": 2,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "num_layers": 1,
+        "device": "cpu",
+        "cpu": "A & B <fast>",
+        "cores": 2,
+    }
     row |= {"torch": "2.13.0", "memory_gib": 15.6, "date": "2026-01-02", "status": status, "memory_status": status}
     if seconds is not None:
-        row |= {"seconds_median": seconds, "seconds_fastest": seconds * 0.5, "seconds_slowest": seconds * 2, "rounds": 9}
+        row |= {
+            "seconds_median": seconds,
+            "seconds_fastest": seconds * 0.5,
+            "seconds_slowest": seconds * 2,
+            "rounds": 9,
+        }
     return row | ({} if peak is None else {"peak_mib": peak}) | more
 
 
@@ -145,7 +163,9 @@ def attacked_copy(run, folder):
     shutil.copytree(run, folder / "attacked")
     data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), "")["data"]["path"]
     shutil.copytree(data, folder / "attacking data")
-    write_jsonl(folder / "attacking data" / "validation.jsonl", [{"text": ATTACK, "label": "pos"}, *classification_rows(9)])
+    write_jsonl(
+        folder / "attacking data" / "validation.jsonl", [{"text": ATTACK, "label": "pos"}, *classification_rows(9)]
+    )
     change(folder / "attacked" / "config.yaml", (data, str(folder / "attacking data")))
     return folder / "attacked"
 
@@ -159,7 +179,9 @@ def classification(trained_run):
 def of_runs(classification, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     finished = shutil.copytree(classification, folder / "finished")
-    (finished / "evaluation.json").write_text(json.dumps({"split": "test", "rows": 37, "loss": 0.25, "accuracy": 0.875}))
+    (finished / "evaluation.json").write_text(
+        json.dumps({"split": "test", "rows": 37, "loss": 0.25, "accuracy": 0.875})
+    )
     runs = finished, unfinished_copy(classification, folder / "half"), attacked_copy(classification, folder)
     return runs, page_about(*runs, output=folder / "runs.html")
 
@@ -176,13 +198,20 @@ def of_table(tmp_path_factory):
 def test_the_measurements_are_those_of_the_table(of_table):
     rows = of_table.named("Measurements of compare.csv")
     assert len(rows) == len(POINTS)
-    columns = {"time": "seconds_median", "fastest": "seconds_fastest", "slowest": "seconds_slowest", "peak memory": "peak_mib"}
+    columns = {
+        "time": "seconds_median",
+        "fastest": "seconds_fastest",
+        "slowest": "seconds_slowest",
+        "peak memory": "peak_mib",
+    }
     columns |= {"N": "length", "K": "projected_length", "batch": "batch", "rounds": "rounds"}
     for row, wanted in zip(rows, POINTS, strict=True):
         assert [row[name][0] for name in ("implementation", "subject", "step", "status")] == [
             wanted[name] for name in ("implementation", "subject", "step", "status")
         ]
-        assert {name: row[name][1] for name in columns} == {name: wanted[column] or None for name, column in columns.items()}
+        assert {name: row[name][1] for name in columns} == {
+            name: wanted[column] or None for name, column in columns.items()
+        }
         assert row["note"][0] == (wanted["note"] or "–")
     assert [row["time"][0] for row in rows] == [
         *("4 ms", "16 ms", "500 ms", "16 ms", "256 ms", "1.25 s", "32 ms"),
@@ -234,10 +263,14 @@ def test_a_table_in_which_nothing_was_measured_is_shown_without_a_picture(tmp_pa
 
 def test_a_report_on_tables_needs_nothing_of_training(tmp_path):
     """Who has installed `linformer-kit[bench]` has no package that only training needs."""
-    code = "import sys; sys.modules.update(dict.fromkeys(['datasets', 'accelerate', 'filelock', 'sacrebleu', 'yaml'])); "
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['datasets', 'accelerate', 'filelock', 'sacrebleu', 'yaml'])); "
+    )
     code += "from linformer_kit.cli import app; app()"
     table = write_table(tmp_path / "compare.csv", POINTS)
-    subprocess.run([sys.executable, "-c", code, "report", table, "--output", tmp_path / "page.html"], check=True, env=environment())
+    subprocess.run(
+        [sys.executable, "-c", code, "report", table, "--output", tmp_path / "page.html"], check=True, env=environment()
+    )
     assert "linformer-pytorch" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -268,7 +301,14 @@ def test_what_was_run_is_described(of_runs):
     (_, half, _), page = of_runs
     first, second, _ = page.named("What was run")
     wanted = {"run": "finished", "state": "finished", "task": "classification", "attention": "linformer", "K": "8"}
-    wanted |= {"projection": "linear", "sharing": "headwise", "layers": "1", "width": "32", "heads": "2", "length": "24"}
+    wanted |= {
+        "projection": "linear",
+        "sharing": "headwise",
+        "layers": "1",
+        "width": "32",
+        "heads": "2",
+        "length": "24",
+    }
     wanted |= {"data": "classification data", "steps": "60", "planned": "60 steps", "batch": "16", "seed": "0"}
     assert {name: first[name][0] for name in wanted} == wanted
     assert (second["run"][0], second["state"][0], second["K"][1], second["seed"][1]) == ("half", "not finished", 4, 7)
@@ -282,7 +322,10 @@ def test_the_differences_are_exactly_those_that_matter(of_runs):
     assert list(first) == ["run", "seed", "model.projected_length", "data.path"]  # not log_every, nor the folder
     assert [row["model.projected_length"][1] for row in (first, second, third)] == [8, 4, 8]
     assert [row["seed"][1] for row in (first, second, third)] == [0, 7, 0]
-    paths = [parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), "")["data"]["path"] for run in (finished, attacked)]
+    paths = [
+        parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), "")["data"]["path"]
+        for run in (finished, attacked)
+    ]
     assert [first["data.path"][0], third["data.path"][0]] == paths
 
 
@@ -301,7 +344,10 @@ def test_a_run_that_starts_from_a_saved_model_has_its_sizes(classification, tmp_
     run = unfinished_copy(classification, tmp_path / "run")
     text, (start, end) = (run / "config.yaml").read_text(encoding="utf-8"), ("model:\n", "data:\n")
     before, after = text.split(start)[0], text.split(end, 1)[1]
-    for saved, wanted in ((classification / "model", ("linformer", "8", "32")), (tmp_path / "gone", ("unknown", "–", "–"))):
+    for saved, wanted in (
+        (classification / "model", ("linformer", "8", "32")),
+        (tmp_path / "gone", ("unknown", "–", "–")),
+    ):
         (run / "config.yaml").write_text(f"{before}{start}  from: {saved}\n{end}{after}", encoding="utf-8")
         (row,) = page_about(run, output=tmp_path / "page.html").named("What was run")
         assert (row["attention"][0], *(row.get(name, ("–",))[0] for name in ("K", "width"))) == wanted
@@ -313,7 +359,9 @@ def test_the_environment_of_the_runs_is_told(of_runs):
     row = page.named("Environment: Runs")[0]
     stored = read_json(finished / "environment.json")
     assert {name: row[name][0] for name in stored["packages"]} == stored["packages"]
-    assert [row[name][0] for name in ("python", "system", "begun")] == [stored[name] for name in ("python", "system", "begun")]
+    assert [row[name][0] for name in ("python", "system", "begun")] == [
+        stored[name] for name in ("python", "system", "begun")
+    ]
 
 
 @pytest.mark.slow
@@ -333,7 +381,9 @@ def test_examples_are_answered_as_predict_answers_them(trained, tmp_path):
             assert prediction.startswith(f"{guesses[0]['token']} ({guesses[0]['probability']:.1%}), ")
             assert reference in prediction  # it has learnt to count
         else:
-            assert prediction == next(answer[key] for key in ("continuation", "translation", "restored") if key in answer)
+            assert prediction == next(
+                answer[key] for key in ("continuation", "translation", "restored") if key in answer
+            )
     validation = next(trained.data.glob("validation.*")).read_text(encoding="utf-8")
     for source, row in zip(sources, rows, strict=True):
         reference = row["reference"][0]
@@ -348,14 +398,18 @@ def test_examples_are_answered_as_predict_answers_them(trained, tmp_path):
             assert source.count("<mask>") == 1
         else:
             examples = [json.loads(line) for line in validation.splitlines()]
-            texts = [each["text"] if "text" in each else f"{each['premise']}\t{each['hypothesis']}" for each in examples]
+            texts = [
+                each["text"] if "text" in each else f"{each['premise']}\t{each['hypothesis']}" for each in examples
+            ]
             assert examples[texts.index(source)]["label"] == reference
 
 
 @pytest.mark.slow
 def test_translations_that_were_written_down_are_shown(classification, tmp_path):
     run = unfinished_copy(classification, tmp_path / "run")
-    written = [{"source": f"{number} <b>\u2028</b>", "hypothesis": "", "reference": f"r{number}"} for number in range(20)]
+    written = [
+        {"source": f"{number} <b>\u2028</b>", "hypothesis": "", "reference": f"r{number}"} for number in range(20)
+    ]
     write_jsonl(run / "translations.jsonl", written)
     rows = page_about(run, output=tmp_path / "page.html").named("Examples of run")
     assert [row["source"][0] for row in rows] == [f"{number} <b> </b>" for number in range(6)]
@@ -370,7 +424,10 @@ def test_data_that_are_gone_are_told_of(classification, tmp_path):
     data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), "")["data"]["path"]
     change(run / "config.yaml", (data, str(tmp_path / "gone")))
     page = page_about(run, output=tmp_path / "page.html")
-    assert f"There are no examples to show: data.path is '{tmp_path / 'gone'}': there is no such file or folder" in page.text
+    assert (
+        f"There are no examples to show: data.path is '{tmp_path / 'gone'}': there is no such file or folder"
+        in page.text
+    )
     assert "Examples of run" not in page.tables
     assert page.named("What came of it")[0]["validation accuracy"][1] > 0.5
 

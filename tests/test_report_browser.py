@@ -10,7 +10,13 @@ from training_zoo import command
 from linformer_kit.show.costs import COLOURS
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+QUIET = [
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 MEASUREMENTS = "Measurements of compare.csv"
 
 pytestmark = [
@@ -24,7 +30,11 @@ pytestmark = [
 def page_path(trained_run, tmp_path_factory):
     """A page with all its sections, and with more rows than fit on a screen."""
     folder, run = tmp_path_factory.mktemp("browser"), trained_run("classification").run
-    many = [point("linformer-kit", 2**n, 1e-6 * 2**n, 2**n, projected_length=k) for n in range(7, 17) for k in range(8, 128, 8)]
+    many = [
+        point("linformer-kit", 2**n, 1e-6 * 2**n, 2**n, projected_length=k)
+        for n in range(7, 17)
+        for k in range(8, 128, 8)
+    ]
     others = [point(name, 1024, 0.25, 8, cpu="a wide one" * 3, note="in words " * 30) for name in COLOURS]
     table = write_table(folder / "compare.csv", [*POINTS, *many])
     wide = write_table(folder / "wide.csv", others)
@@ -118,7 +128,14 @@ def test_it_fits_the_screen_and_can_be_read(opened, width, scheme):
     page = opened(width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.title() == "Report on 4 runs and 2 tables of measurements – linformer-kit"
-    headings = ["Runs", "Differences between the configurations", "Pictures", "Measurements", "Examples to read", "Environment"]
+    headings = [
+        "Runs",
+        "Differences between the configurations",
+        "Pictures",
+        "Measurements",
+        "Examples to read",
+        "Environment",
+    ]
     assert page.locator("h2:visible").all_inner_texts() == headings
     tables = page.locator("table")
     assert tables.count() == 10
@@ -194,7 +211,9 @@ def test_a_long_table_keeps_its_headings_in_sight(opened):
 
 def test_what_names_a_row_leaves_room_for_the_others_and_is_not_cut(opened):
     page = opened(768)
-    regions = [region for region in page.get_by_role("region").all() if "Examples" not in region.get_attribute("aria-label")]
+    regions = [
+        region for region in page.get_by_role("region").all() if "Examples" not in region.get_attribute("aria-label")
+    ]
     assert len(regions) == 8
     for region in regions:
         region.evaluate("box => box.scrollTo(box.scrollWidth, 0)")
@@ -202,7 +221,9 @@ def test_what_names_a_row_leaves_room_for_the_others_and_is_not_cut(opened):
         end, box = first.bounding_box()["x"] + first.bounding_box()["width"], region.bounding_box()
         assert first.bounding_box()["x"] == pytest.approx(box["x"], abs=2)  # it stays in sight
         assert end - box["x"] < box["width"] / 2
-        assert region.evaluate("box => [...box.querySelectorAll('tbody th')].every((each) => each.scrollWidth <= each.clientWidth)")
+        assert region.evaluate(
+            "box => [...box.querySelectorAll('tbody th')].every((each) => each.scrollWidth <= each.clientWidth)"
+        )
         # the last column can be seen as a whole
         last = region.locator("tbody tr").last.locator("td").last.bounding_box()
         assert last["x"] >= end - 1

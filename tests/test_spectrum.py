@@ -39,13 +39,19 @@ FILES = {"spectrum.csv", "ranks.csv", "layers.csv", "projected_length.yaml"} | {
 def word_tokenizer(truncated=None):
     """A token for every word, one before and one after a text."""
     special = ["<pad>", "<s>", "</s>", "<unk>"]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(special + WORDS)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(special + WORDS)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
     if truncated:
         tokenizer.enable_truncation(truncated)
         tokenizer.enable_padding(length=truncated)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
 
 
 def saved(folder, model, tokenizer=None):
@@ -227,13 +233,17 @@ def test_what_is_written_is_the_mean_over_the_pieces_of_what_transformers_gives(
             same = {"model": f"{tmp_path.name}/bert", "length": "50", "pieces": "3"}
             assert row == {**same, "layer": f"{layer + 1}", "head": f"{head + 1}", **exact}
         row, mean = rows(tmp_path / "out" / "layers.csv")[layer], by_hand.mean(axis=0)
-        assert [int(row[f"k{share}"]) for share in (90, 95, 99)] == [np.argmax(mean >= share / 100) + 1 for share in (90, 95, 99)]
+        assert [int(row[f"k{share}"]) for share in (90, 95, 99)] == [
+            np.argmax(mean >= share / 100) + 1 for share in (90, 95, 99)
+        ]
         assert row["kept_by_a_quarter"] == f"{mean[11]:.3f}"
         assert int(row["projected_length"]) == min(50, math.ceil((np.argmax(mean >= 0.95) + 1) / 8) * 8)
 
 
 def test_the_suggestion_is_a_setting_of_linformer_train(tmp_path, text):
-    said = command("spectrum", bert(tmp_path / "bert"), "--text", text, "--length", 50, "--error", 0.1, "--output", tmp_path).stdout
+    said = command(
+        "spectrum", bert(tmp_path / "bert"), "--text", text, "--length", 50, "--error", 0.1, "--output", tmp_path
+    ).stdout
     written = (tmp_path / "projected_length.yaml").read_text(encoding="utf-8")
     wanted = [int(row["projected_length"]) for row in rows(tmp_path / "layers.csv")]
     assert parse_yaml(written, "it") == {"model": {"projected_length": wanted}}
@@ -277,7 +287,9 @@ def test_the_folder_of_a_run_works_as_well(trained_run, tmp_path, text, task):
 def test_of_an_encoder_decoder_the_encoder_is_taken(tmp_path, text):
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_decoder_layers": 1, "num_heads": 4}
     t5 = saved(tmp_path / "t5", transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=44, **sizes)))
-    command("spectrum", t5, "--text", text, "--length", 70, "--pieces", 2, "--output", tmp_path / "out")  # it has no longest input
+    command(
+        "spectrum", t5, "--text", text, "--length", 70, "--pieces", 2, "--output", tmp_path / "out"
+    )  # it has no longest input
     assert [row["layer"] for row in rows(tmp_path / "out" / "layers.csv")] == ["1", "2", "3"]
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     ours = linformer_model(tmp_path / "ours", LinformerForConditionalGeneration, num_decoder_layers=1, **tokens)
@@ -287,7 +299,9 @@ def test_of_an_encoder_decoder_the_encoder_is_taken(tmp_path, text):
 
 def test_causal_attention_is_measured_and_told(tmp_path, text):
     sizes = {"vocab_size": 44, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
-    gpt = saved(tmp_path / "gpt", transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)))
+    gpt = saved(
+        tmp_path / "gpt", transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
+    )
     arguments = ("--text", text, "--length", 50, "--pieces", 2, "--output", tmp_path / "out")
     assert "The attention is causal; projected_length is for encoders" in command("spectrum", gpt, *arguments).stdout
     assert "The attention is causal" not in command("spectrum", bert(tmp_path / "bert"), *arguments).stdout
@@ -306,11 +320,15 @@ def test_positions_of_roberta_begin_behind_the_padding(tmp_path, text):
 
 def test_a_short_text_gives_fewer_or_shorter_pieces_and_that_is_told(tmp_path, text):
     folder = bert(tmp_path / "bert")
-    said = command("spectrum", folder, "--text", text, "--length", 60, "--pieces", 5, "--output", tmp_path / "out").stdout
+    said = command(
+        "spectrum", folder, "--text", text, "--length", 60, "--pieces", 5, "--output", tmp_path / "out"
+    ).stdout
     assert said.splitlines()[0] == "The text is short: 3 × 60 tokens are measured instead of 5 × 60."
     short = tmp_path / "short.txt"
     short.write_text("w1 w2 w3", encoding="utf-8")
-    said = command("spectrum", folder, "--text", short, "--length", 60, "--pieces", 5, "--output", tmp_path / "out").stdout
+    said = command(
+        "spectrum", folder, "--text", short, "--length", 60, "--pieces", 5, "--output", tmp_path / "out"
+    ).stdout
     assert said.splitlines()[0] == "The text is short: 1 × 5 tokens are measured instead of 5 × 60."
     assert {row["length"] for row in rows(tmp_path / "out" / "ranks.csv")} == {"5"}
     several = ("--text", short, "--text", text)
@@ -348,7 +366,9 @@ def test_a_real_encoder(tmp_path):
 def test_models_without_whole_attention_weights_are_refused(tmp_path, text):
     small = {"vocab_size": 44, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 32}
     fnet = saved(tmp_path / "fnet", transformers.FNetModel(transformers.FNetConfig(**small)))
-    windows = transformers.LongformerConfig(**small, num_attention_heads=2, attention_window=8, pad_token_id=0, bos_token_id=1)
+    windows = transformers.LongformerConfig(
+        **small, num_attention_heads=2, attention_window=8, pad_token_id=0, bos_token_id=1
+    )
     longformer = saved(tmp_path / "longformer", transformers.LongformerModel(windows))
     for folder, said in (
         (fnet, "a FNetModel, gives no attention weights"),
@@ -388,7 +408,9 @@ def test_special_tokens_that_are_written_out_are_text(tmp_path):
 
 @pytest.fixture
 def measured(tmp_path, text):
-    command("spectrum", bert(tmp_path / "bert"), "--text", text, "--length", 20, "--pieces", 1, "--output", tmp_path / "out")
+    command(
+        "spectrum", bert(tmp_path / "bert"), "--text", text, "--length", 20, "--pieces", 1, "--output", tmp_path / "out"
+    )
     return tmp_path / "out"
 
 
@@ -406,7 +428,9 @@ def test_damaged_spectra_are_told(measured, name):
     }
     for text in damaged.values():
         (measured / name).write_text(text, encoding="utf-8")
-        assert f"{measured} holds a damaged spectrum (" in refused("plot", measured, "--output", measured.parent / "plots")
+        assert f"{measured} holds a damaged spectrum (" in refused(
+            "plot", measured, "--output", measured.parent / "plots"
+        )
     (measured / name).write_bytes(b"\xff" * 100)
     assert f"{measured} holds a damaged spectrum (" in refused("plot", measured, "--output", measured.parent / "plots")
 
@@ -436,7 +460,9 @@ def test_pickled_weights_are_never_loaded(tmp_path, text):
     folder = bert(tmp_path / "bert")
     torch.save(transformers.AutoModel.from_pretrained(folder).state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert "no folder with a model (safetensors)" in refused("spectrum", folder, "--text", text, "--output", tmp_path / "out")
+    assert "no folder with a model (safetensors)" in refused(
+        "spectrum", folder, "--text", text, "--output", tmp_path / "out"
+    )
 
 
 @pytest.mark.parametrize("error", [0, 1, -0.1, 1.5, "nan"])
@@ -490,6 +516,8 @@ def test_a_folder_without_a_model_is_told_in_one_line(tmp_path, text):
 
 def test_a_name_that_the_hub_cannot_be_asked_for_is_told_in_one_line(tmp_path, text):
     """In a process of its own, which is offline."""
-    done = linformer("spectrum", "nobody/nothing", "--text", text, "--output", tmp_path / "out", cwd=tmp_path, check=False)
+    done = linformer(
+        "spectrum", "nobody/nothing", "--text", text, "--output", tmp_path / "out", cwd=tmp_path, check=False
+    )
     assert done.returncode == 2
     assert the_error(done.stderr).startswith("MODEL is 'nobody/nothing': no run, no folder with a model (safetensors)")

@@ -41,7 +41,10 @@ def fresh_compiler():
     ("projection", "sharing"), [(p, s) for p, s in COMBINATIONS if s in ("headwise", "layerwise") or p == "linear"]
 )
 def test_one_graph_without_breaks(projection, sharing, masked):
-    x, mask = torch.randn(2, 21, 16, requires_grad=True), torch.arange(21) < torch.tensor([[21], [9]]) if masked else None
+    x, mask = (
+        torch.randn(2, 21, 16, requires_grad=True),
+        torch.arange(21) < torch.tensor([[21], [9]]) if masked else None,
+    )
     for layer in build(projection, sharing):
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         results = []
@@ -53,7 +56,9 @@ def test_one_graph_without_breaks(projection, sharing, masked):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler")
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler"
+)
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_to_machine_code():
     x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [9]])
@@ -97,7 +102,10 @@ def test_autocast(projection, masked):
 @pytest.mark.parametrize("queries", ["per head", "folded"])
 def test_under_autocast_the_dtype_does_not_depend_on_the_plan(queries, sharing):
     layer = LinformerAttention(16, 2, max_length=32, projected_length=4, sharing=sharing)
-    with torch.autocast("cpu", dtype=torch.bfloat16), patch.object(LinformerAttention, "_query_order", lambda *_: queries):
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        patch.object(LinformerAttention, "_query_order", lambda *_: queries),
+    ):
         output, weights = layer(torch.randn(2, 21, 16), need_weights=True)
         assert output.dtype == weights.dtype == layer(torch.randn(2, 21, 16)).dtype == torch.bfloat16
         with torch.no_grad(), patch.object(attention_linformer, "QUERY_CHUNK", 8):

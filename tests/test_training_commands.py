@@ -127,7 +127,9 @@ def test_the_validation_split_gives_what_training_has_found(trained, tmp_path):
     command("evaluate", run, "--split", "validation")
     stored, result = read_json(run / "evaluation.json"), read_json(run / "result.json")
     assert stored["split"] == "validation"
-    compared = {name.removeprefix("validation_"): value for name, value in result.items() if name.startswith("validation_")}
+    compared = {
+        name.removeprefix("validation_"): value for name, value in result.items() if name.startswith("validation_")
+    }
     assert len(compared) > 2
     for name, value in compared.items():
         assert stored[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-5)), name
@@ -158,7 +160,9 @@ def test_a_finished_run_says_so_and_stays_as_it_is(trained_run):
     trained = trained_run("classification")
 
     def files():
-        return {path: path.stat().st_mtime_ns for path in trained.run.rglob("*") if path.is_file() and path.name != ".lock"}
+        return {
+            path: path.stat().st_mtime_ns for path in trained.run.rglob("*") if path.is_file() and path.name != ".lock"
+        }
 
     before = files()
     for source in (trained.yaml, trained.run / "config.yaml"):
@@ -187,11 +191,15 @@ def test_a_run_may_be_moved_and_its_checkpoints_removed(trained_run, tmp_path):
 def labelled_wrongly(rows):
     """Every third label is the other one, so that no metric is perfect."""
     other = {"pos": "neg", "neg": "pos"}
-    return [{**row, "label": other[row["label"]] if number % 3 == 0 else row["label"]} for number, row in enumerate(rows)]
+    return [
+        {**row, "label": other[row["label"]] if number % 3 == 0 else row["label"]} for number, row in enumerate(rows)
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "count"), [("classification", 37), ("classification", 1), ("classification", 32), ("pairs", 19)])
+@pytest.mark.parametrize(
+    ("task", "count"), [("classification", 37), ("classification", 1), ("classification", 32), ("pairs", 19)]
+)
 def test_every_example_is_classified_and_counted_once(trained_run, tmp_path, task, count):
     trained = trained_run(task)
     rows = labelled_wrongly((pair_rows if task == "pairs" else classification_rows)(count, seed=7))
@@ -230,7 +238,9 @@ def asked_and_wanted(task, block, number, tokenizer):
         return {"input_ids": block[:-1]}, block[1:].tolist()
     if task == "masked-lm":
         example = masked(block, generator, 0.15, tokenizer.mask_token_id, len(tokenizer), special)
-        return {"input_ids": example["input_ids"]}, [None if label == -100 else label for label in example["labels"].tolist()]
+        return {"input_ids": example["input_ids"]}, [
+            None if label == -100 else label for label in example["labels"].tolist()
+        ]
     source = with_masked_spans(block, generator, 0.15, 3.0, tokenizer.mask_token_id, special)
     return {"input_ids": source, "decoder_input_ids": np.array([tokenizer.bos_token_id, *block[:-1]])}, block.tolist()
 
@@ -244,10 +254,16 @@ def test_perplexity_is_that_of_a_plain_loop(trained_run, tmp_path, task):
     loss, tokens, right = 0.0, 0, 0
     for number, block in enumerate(blocks_of(other, tokenizer)):
         inputs, wanted = asked_and_wanted(task, block, number, tokenizer)
-        scores = model(**{name: torch.tensor(ids)[None] for name, ids in inputs.items()}).logits[0].double().log_softmax(-1)
+        scores = (
+            model(**{name: torch.tensor(ids)[None] for name, ids in inputs.items()}).logits[0].double().log_softmax(-1)
+        )
         for place, token in enumerate(wanted):
             if token is not None:
-                loss, tokens, right = loss - scores[place, token].item(), tokens + 1, right + int(scores[place].argmax() == token)
+                loss, tokens, right = (
+                    loss - scores[place, token].item(),
+                    tokens + 1,
+                    right + int(scores[place].argmax() == token),
+                )
     run = trained.copy(tmp_path)
     command("evaluate", run, "--data", other)
     stored = read_json(run / "evaluation.json")
@@ -263,7 +279,10 @@ def test_bleu_is_sacrebleus_and_translations_stand_beside_their_references(train
     trained = trained_run("translation")
     pairs = sentence_pairs(37, seed=9)
     # references that no translation is like, so that the score is not simply 100
-    pairs = [(source, "ganz anders , aber gut" if number % 4 == 0 else target) for number, (source, target) in enumerate(pairs)]
+    pairs = [
+        (source, "ganz anders , aber gut" if number % 4 == 0 else target)
+        for number, (source, target) in enumerate(pairs)
+    ]
     # and sources of different lengths, which are translated in another order
     pairs = [(source + " again" * (number % 3 == 1), target) for number, (source, target) in enumerate(pairs)]
     other = write_lines(tmp_path / "other.tsv", ["source\ttarget", *map("\t".join, pairs)])
@@ -283,7 +302,9 @@ def test_bleu_is_sacrebleus_and_translations_stand_beside_their_references(train
     model, tokenizer = trained.load()
     loss, tokens = 0.0, 0
     for (source, target), hypothesis in zip(pairs, hypotheses, strict=True):
-        given, wanted = ([*tokenizer(text, add_special_tokens=False)["input_ids"], 3] for text in (source, target))  # 3 is </s>
+        given, wanted = (
+            [*tokenizer(text, add_special_tokens=False)["input_ids"], 3] for text in (source, target)
+        )  # 3 is </s>
         encoded = torch.tensor([given])
         scores = model(input_ids=encoded, decoder_input_ids=torch.tensor([[2, *wanted[:-1]]])).logits[0]  # 2 is <s>
         loss += functional.cross_entropy(scores.double(), torch.tensor(wanted), reduction="sum").item()
@@ -312,7 +333,9 @@ def test_the_size_of_a_batch_does_not_matter(trained_run, tmp_path, task, size):
 
 @pytest.mark.slow
 def test_beams_are_more_than_one_guess(tmp_path, quick):
-    command("train", quick("translation", tmp_path, **{"training.steps": 40}))  # so few that there is something to choose from
+    command(
+        "train", quick("translation", tmp_path, **{"training.steps": 40})
+    )  # so few that there is something to choose from
     run, hypotheses = tmp_path / "run", {}
     for beams in (1, 4):
         command("evaluate", run, "--beams", beams)

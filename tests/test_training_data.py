@@ -84,7 +84,9 @@ def test_every_format_gives_the_same_rows(tmp_path, kind, packed):
             "prepare", yaml_for("classification", tmp_path, **{"data.path": path})
         )
         return
-    splits = read_splits(load_config(yaml_for("classification", tmp_path, **{"data.path": path, "data.validation_share": 0.2})))
+    splits = read_splits(
+        load_config(yaml_for("classification", tmp_path, **{"data.path": path, "data.validation_share": 0.2}))
+    )
     assert {role: len(rows) for role, rows in splits.items()} == {"train": 30, "validation": 7}
     assert all_rows(splits) == sorted((row["text"], row["label"]) for row in ROWS)
 
@@ -93,7 +95,9 @@ def test_every_format_gives_the_same_rows(tmp_path, kind, packed):
 def test_tables_without_a_heading(tmp_path, ending, separator):
     path = write_table(tmp_path / f"rows.{ending}", ROWS, separator, heading=False)
     settings = {"data.path": path, "data.validation_share": 0.2}
-    splits = read_splits(load_config(yaml_for("classification", tmp_path, **settings, **{"data.header": ["label", "text"]})))
+    splits = read_splits(
+        load_config(yaml_for("classification", tmp_path, **settings, **{"data.header": ["label", "text"]}))
+    )
     assert all_rows(splits) == sorted((row["text"], row["label"]) for row in ROWS)
     said = refused("prepare", yaml_for("classification", tmp_path, **settings))
     assert said.startswith("data.columns.text is 'text', but the train split has the columns pos, ")
@@ -101,7 +105,9 @@ def test_tables_without_a_heading(tmp_path, ending, separator):
 
 
 def test_a_column_may_turn_from_numbers_into_words_late(tmp_path):
-    rows = [{"text": f"{number}", "label": f"{number % 2:02}"} for number in range(12_000)] + [{"text": "end", "label": "x"}]
+    rows = [{"text": f"{number}", "label": f"{number % 2:02}"} for number in range(12_000)] + [
+        {"text": "end", "label": "x"}
+    ]
     splits = read_splits(
         load_config(yaml_for("classification", tmp_path, **{"data.path": write_table(tmp_path / "rows.csv", rows)}))
     )
@@ -139,7 +145,10 @@ def test_a_folder_of_splits(tmp_path, names):
 @pytest.mark.parametrize("split", [None, "train"])
 def test_a_folder_of_classes(tmp_path, split):
     """As of the film reviews: one file is one text, with its lines."""
-    texts = {"pos": [f"good\n\nfilm {number}" for number in range(6)], "neg": [f"bad film {number}\n" for number in range(4)]}
+    texts = {
+        "pos": [f"good\n\nfilm {number}" for number in range(6)],
+        "neg": [f"bad film {number}\n" for number in range(4)],
+    }
     for label, found in texts.items():
         for number, text in enumerate(found):
             write_lines(tmp_path / "data" / (split or ".") / label / f"{number}.txt", [])
@@ -148,11 +157,14 @@ def test_a_folder_of_classes(tmp_path, split):
         write_lines(tmp_path / "data" / "test" / "neg" / "0.txt", ["bad"])
         write_lines(tmp_path / "data" / "test" / "pos" / "0.txt", ["good"])
     splits = read_splits(
-        load_config(yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data", "data.validation_share": 0.3}))
+        load_config(
+            yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data", "data.validation_share": 0.3})
+        )
     )
-    wanted = [(text, label) for label, found in texts.items() for text in found] + [("bad\n", "neg"), ("good\n", "pos")] * bool(
-        split
-    )
+    wanted = [(text, label) for label, found in texts.items() for text in found] + [
+        ("bad\n", "neg"),
+        ("good\n", "pos"),
+    ] * bool(split)
     assert all_rows(splits) == sorted(wanted)
     assert ("test" in splits) == bool(split)
     command("prepare", tmp_path / "classification.yaml", "data.validation_share=0.3")
@@ -162,13 +174,17 @@ def test_a_split_may_hold_one_class_only(tmp_path):
     for split, labels in (("train", ("pos", "neg")), ("test", ("neg",))):
         for number in range(20):
             write_lines(tmp_path / "data" / split / labels[number % len(labels)] / f"{number}.txt", [f"film {number}"])
-    config = load_config(yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data", "data.validation_share": 0.2}))
+    config = load_config(
+        yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data", "data.validation_share": 0.2})
+    )
     assert set(read_splits(config)["test"]["label"]) == {"neg"}
 
 
 @pytest.mark.parametrize("answers", ["no column", -1, "-1", "", None])
 def test_a_test_split_whose_answers_are_kept_secret(tmp_path, answers):
-    write_jsonl(tmp_path / "data" / "train.jsonl", [{"text": row["text"], "label": int(row["label"] == "pos")} for row in ROWS])
+    write_jsonl(
+        tmp_path / "data" / "train.jsonl", [{"text": row["text"], "label": int(row["label"] == "pos")} for row in ROWS]
+    )
     secret = [{"text": row["text"]} | ({} if answers == "no column" else {"label": answers}) for row in ROWS]
     write_jsonl(tmp_path / "data" / "test.jsonl", secret)
     path = yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data", "data.validation_share": 0.2})
@@ -191,7 +207,9 @@ def test_files_are_named_after_their_split_in_many_ways(tmp_path, names):
 
 def test_a_mark_at_the_beginning_is_no_text(tmp_path):
     for name in ("text.txt", "rows.csv", "rows.jsonl"):
-        content = {"txt": b"one\ntwo\n", "csv": b"text,label\none,a\n", "jsonl": b'{"text": "one"}\n'}[name.split(".")[1]]
+        content = {"txt": b"one\ntwo\n", "csv": b"text,label\none,a\n", "jsonl": b'{"text": "one"}\n'}[
+            name.split(".")[1]
+        ]
         (tmp_path / name).write_bytes(codecs.BOM_UTF8 + content)
         config = load_config(yaml_for("causal-lm", tmp_path, **{"data.path": tmp_path / name}))
         rows = read_sources(find_sources(config.data, config.task)["train"], config.data, "file")
@@ -202,7 +220,9 @@ def test_a_name_of_a_column_may_hold_a_dot(tmp_path):
     rows = [{"review.text": row["text"], "the.label": row["label"]} for row in ROWS]
     columns = {"text": "review.text", "label": "the.label"}
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
-    prepared = prepare(load_config(yaml_for("classification", tmp_path, **{"data.path": path, "data.columns": columns})), QUIET)
+    prepared = prepare(
+        load_config(yaml_for("classification", tmp_path, **{"data.path": path, "data.columns": columns})), QUIET
+    )
     assert prepared.labels == ["neg", "pos"]
 
 
@@ -259,7 +279,9 @@ def test_names_are_not_patterns(tmp_path):
 def test_half_a_pair_is_not_learnt_from(tmp_path):
     """A short row of a table has an empty translation; in a test split it counts all the same."""
     whole = ["\t".join(pair) for pair in sentence_pairs(40)]
-    write_lines(tmp_path / "data" / "train.tsv", ["source\ttarget", *whole, "nobody finds", "\tniemand findet", " \tleer"])
+    write_lines(
+        tmp_path / "data" / "train.tsv", ["source\ttarget", *whole, "nobody finds", "\tniemand findet", " \tleer"]
+    )
     write_lines(tmp_path / "data" / "validation.tsv", ["source\ttarget", *whole[:9], "nobody finds"])
     path = yaml_for("translation", tmp_path, **{"data.path": tmp_path / "data"})
     assert "3 pairs with nothing on one side are left out." in command("prepare", path).stdout
@@ -270,21 +292,26 @@ def test_half_a_pair_is_not_learnt_from(tmp_path):
 
 def test_what_is_nested_is_reached_with_a_dot(tmp_path):
     pairs = sentence_pairs(40)
-    path = write_jsonl(tmp_path / "rows.jsonl", [{"translation": {"en": source, "de": target}} for source, target in pairs])
+    path = write_jsonl(
+        tmp_path / "rows.jsonl", [{"translation": {"en": source, "de": target}} for source, target in pairs]
+    )
     columns = {"data.path": path, "data.columns": {"source": "translation.en", "target": "translation.de"}}
     prepared = prepare(load_config(yaml_for("translation", tmp_path, **columns)), QUIET)
     held_out = prepared.splits["validation"]
     assert set(zip(held_out["source"], held_out["target"], strict=True)) < set(pairs)
     said = refused("prepare", yaml_for("translation", tmp_path, **columns), "data.columns.target=translation.fr")
     assert (
-        said == "the column 'translation.fr' is not everywhere in the data: where 'fr' should be, 'translation' has the keys en, de"
+        said
+        == "the column 'translation.fr' is not everywhere in the data: where 'fr' should be, 'translation' has the keys en, de"
     )
     said = refused("prepare", yaml_for("translation", tmp_path, **columns), "data.columns.target=translation")
     assert said == "the column 'translation' holds dicts, not texts; did you mean 'translation.en'?"
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-@pytest.mark.parametrize(("sample", "wanted"), [("line", ["a b", "c", "", "d", "e f"]), ("paragraph", ["a b\nc", "d\ne f\n"])])
+@pytest.mark.parametrize(
+    ("sample", "wanted"), [("line", ["a b", "c", "", "d", "e f"]), ("paragraph", ["a b\nc", "d\ne f\n"])]
+)
 def test_what_one_example_of_a_text_is(tmp_path, packed, sample, wanted):
     path = tmp_path / ("text.txt.gz" if packed else "text.txt")
     path.write_bytes((gzip.compress if packed else bytes)(b"a b\nc\n\nd\ne f\n"))
@@ -309,7 +336,9 @@ def test_max_examples_are_the_first_of_a_text_and_drawn_from_rows(tmp_path, quic
 
 
 def test_labels_are_ordered_as_numbers_where_they_are(tmp_path):
-    rows = write_jsonl(tmp_path / "rows.jsonl", [{"text": "a", "label": label} for label in ["10", "9", "-1", "²", "--5", "b"] * 9])
+    rows = write_jsonl(
+        tmp_path / "rows.jsonl", [{"text": "a", "label": label} for label in ["10", "9", "-1", "²", "--5", "b"] * 9]
+    )
     prepared = prepare(load_config(yaml_for("classification", tmp_path, **{"data.path": rows})), QUIET)
     assert prepared.labels == ["-1", "9", "10", "--5", "b", "²"]
 
@@ -344,11 +373,15 @@ def test_a_tokenizer_may_come_from_a_folder(tmp_path, quick, trained_run):
 @pytest.mark.slow
 def test_truncation_is_counted_and_told(tmp_path):
     path = yaml_for(
-        "classification", tmp_path, **{"model.max_position_embeddings": 10, "training.steps": 2, "training.evaluate_every": None}
+        "classification",
+        tmp_path,
+        **{"model.max_position_embeddings": 10, "training.steps": 2, "training.evaluate_every": None},
     )
     counts = {}
     for split in ("train", "validation", "test"):
-        lengths = [len(row["text"].split()) + 2 for row in read_lines(tmp_path / "classification data" / f"{split}.jsonl")]
+        lengths = [
+            len(row["text"].split()) + 2 for row in read_lines(tmp_path / "classification data" / f"{split}.jsonl")
+        ]
         over = [length - 10 for length in lengths if length > 10]
         counts[split] = (len(over), sum(over))
         assert 0 < len(over) < len(lengths)

@@ -30,8 +30,24 @@ MODEL = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
-TRAINING = {"steps": 16, "batch_size": 8, "learning_rate": 3e-3, "evaluate_every": 8, "log_every": 1, "weight_decay": 0.1}
-TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "linformer_kit.cli")
+TRAINING = {
+    "steps": 16,
+    "batch_size": 8,
+    "learning_rate": 3e-3,
+    "evaluate_every": 8,
+    "log_every": 1,
+    "weight_decay": 0.1,
+}
+TWO = (
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "linformer_kit.cli",
+)
 ONE = (sys.executable, "-m", "linformer_kit.cli")
 
 
@@ -64,7 +80,9 @@ def write_runs(folder: Path, task: str, **training) -> tuple[Path, Path]:
 
 
 def run(folder: Path, launcher: tuple[str, ...], *arguments: str) -> str:
-    done = subprocess.run([*launcher, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*launcher, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -124,12 +142,17 @@ def test_evaluation_counts_each_example_once_and_translates_in_order(tmp_path):
     for launcher in (ONE, TWO):
         run(tmp_path, launcher, "evaluate", "one")
         found.append(
-            (json.loads((tmp_path / "one" / "evaluation.json").read_text()), (tmp_path / "one" / "translations.jsonl").read_text())
+            (
+                json.loads((tmp_path / "one" / "evaluation.json").read_text()),
+                (tmp_path / "one" / "translations.jsonl").read_text(),
+            )
         )
     (alone, texts), (shared, same_texts) = found
     assert texts == same_texts
     assert len(texts.splitlines()) == alone["sentences"] == alone["rows"] == 53
-    assert shared["tokens"] == alone["tokens"] == sum(3 + number % 7 for number in range(147, 200))  # with the end of each
+    assert (
+        shared["tokens"] == alone["tokens"] == sum(3 + number % 7 for number in range(147, 200))
+    )  # with the end of each
     assert shared["loss"] == pytest.approx(alone["loss"], rel=1e-6)
 
 
@@ -143,7 +166,9 @@ def test_two_processes_share_a_stream(tmp_path, task):
     run(tmp_path, ONE, "train", one.name)
     run(tmp_path, TWO, "train", two.name)
     ours, theirs = lines(tmp_path / "two"), lines(tmp_path / "one")
-    assert [line["tokens"] for line in ours if "tokens" in line] == [line["tokens"] for line in theirs if "tokens" in line]
+    assert [line["tokens"] for line in ours if "tokens" in line] == [
+        line["tokens"] for line in theirs if "tokens" in line
+    ]
     for mine, other in zip(ours, theirs, strict=True):
         name = "loss" if "loss" in mine else "validation_loss"
         assert mine[name] == pytest.approx(other[name], rel=2e-4)
@@ -185,6 +210,8 @@ def test_two_processes_stop_together_and_go_on_exactly(tmp_path):
     assert {path.name for path in last.glob("random-*")} == {"random-0.json", "random-1.json"}
     time.sleep(1)
     run(tmp_path, TWO, "train", two.name)
-    ours, theirs = (load_file(tmp_path / name / "checkpoints" / "checkpoint-40" / "model.safetensors") for name in ("two", "one"))
+    ours, theirs = (
+        load_file(tmp_path / name / "checkpoints" / "checkpoint-40" / "model.safetensors") for name in ("two", "one")
+    )
     assert all(ours[name].numpy().tobytes() == theirs[name].numpy().tobytes() for name in theirs)
     assert os.listdir(tmp_path / "two" / "model")

@@ -115,7 +115,12 @@ def test_the_commands_run_as_they_stand_and_the_errors_are_the_ones_shown(name, 
     said = ""
     for block in found:
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         said += done.stdout + done.stderr
         assert done.returncode == 0, f"{block}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"

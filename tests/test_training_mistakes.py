@@ -37,7 +37,9 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 def bad_file(tmp_path, name, content, task="classification", **overrides):
     """What `linformer train` says of a file; it leaves nothing that could be taken for a model."""
     (tmp_path / name).write_bytes(content)
-    said = refused("train", yaml_for(task, tmp_path, **{"data.path": tmp_path / name, "training.steps": 2, **overrides}))
+    said = refused(
+        "train", yaml_for(task, tmp_path, **{"data.path": tmp_path / name, "training.steps": 2, **overrides})
+    )
     assert not (tmp_path / "run" / "model").exists()
     assert not checkpoints_in(tmp_path / "run" / "checkpoints")
     assert not list((tmp_path / "cache" / "prepared").glob("*"))
@@ -51,7 +53,10 @@ BAD_FILES = {
     "empty.jsonl.gz": (gzip.compress(b""), "empty.jsonl.gz is empty"),
     "nothing.jsonl.gz": (b"", "nothing.jsonl.gz is empty"),
     "plain.jsonl.gz": (JSONL.encode(), "plain.jsonl.gz is not a whole gzip file: Not a gzipped file"),
-    "cut.jsonl.gz": (gzip.compress(JSONL.encode())[:-200], "cut.jsonl.gz cannot be read to its end: Compressed file ended"),
+    "cut.jsonl.gz": (
+        gzip.compress(JSONL.encode())[:-200],
+        "cut.jsonl.gz cannot be read to its end: Compressed file ended",
+    ),
     "latin.jsonl": (JSONL.replace(", 東京", "").encode("latin-1"), f"latin.jsonl, line 36: {NOT_UTF8}"),
     "latin.csv": ("text,label\na,b\nc,d\nschön,b\n".encode("latin-1"), f"latin.csv, line 4: {NOT_UTF8}"),
     "broken.jsonl": (
@@ -63,13 +68,19 @@ BAD_FILES = {
         b"text\tlabel\na\tb\nc\td\te\n",
         "ragged.tsv cannot be read as tsv: Error tokenizing data. C error: Expected 2 fields",
     ),
-    "one.jsonl": (JSONL.replace('"neg"', '"pos"').encode(), "the training split has only one label, 'pos', in the column 'label'"),
+    "one.jsonl": (
+        JSONL.replace('"neg"', '"pos"').encode(),
+        "the training split has only one label, 'pos', in the column 'label'",
+    ),
     "null.jsonl": (
         f'{JSONL}{{"text": null, "label": "pos"}}\n'.encode(),
         "the column 'text' has rows without a value; remove them",
     ),
     "heading.csv": (b"text,label\n", "heading.csv has no rows"),
-    "few.jsonl": ("".join(JSONL.splitlines(True)[:2]).encode(), "data.validation_share is 0.05: of 2 rows that leaves 2"),
+    "few.jsonl": (
+        "".join(JSONL.splitlines(True)[:2]).encode(),
+        "data.validation_share is 0.05: of 2 rows that leaves 2",
+    ),
 }
 
 
@@ -94,7 +105,9 @@ def test_an_encoding_may_be_named(tmp_path):
         f"latin.txt, line {number}: the byte 0xfc is not utf-8; set data.encoding (latin-1, cp1252, …) for text, CSV and TSV "
         "files, or convert the file with iconv"
     )
-    config = load_config(yaml_for("masked-lm", tmp_path, **{"data.path": tmp_path / "latin.txt", "data.encoding": "latin-1"}))
+    config = load_config(
+        yaml_for("masked-lm", tmp_path, **{"data.path": tmp_path / "latin.txt", "data.encoding": "latin-1"})
+    )
     assert "fünf schöne Grüße" in [text for rows in read_splits(config).values() for text in rows["text"]]
     assert prepare(config, QUIET).tokenizer.tokenize("Grüße") == ["Grüße"]
     assert refused("prepare", tmp_path / "masked-lm.yaml", "data.encoding=klingon") == (
@@ -111,7 +124,11 @@ def test_a_stream_that_cannot_be_read_on(tmp_path, where, monkeypatch):
     (tmp_path / "corpus.txt").write_bytes(b"".join(lines))
     wish = {"data.path": tmp_path / "corpus.txt", "data.streaming": True, "data.streaming_validation": 20}
     path = yaml_for("causal-lm", tmp_path, **wish, **{"data.shuffle_buffer": 40_000, "training.steps": 2})
-    said = refused("train", path) if where != "in training" else last_line(linformer("train", path, cwd=tmp_path, check=False))
+    said = (
+        refused("train", path)
+        if where != "in training"
+        else last_line(linformer("train", path, cwd=tmp_path, check=False))
+    )
     assert "the stream holds the byte 0xf6, which is not utf-8; set data.encoding" in said
 
 
@@ -177,10 +194,22 @@ def test_mistakes_in_a_process_of_its_own(tmp_path):
     ("override", "said"),
     [
         ("training.epochs", "'training.epochs' is not an override; write key=value, such as training.epochs=2"),
-        ("training.epocs=3", "there is no key training.epocs; did you mean 'epochs'? allowed here: epochs, steps, batch_size,"),
-        ("trainning.epochs=3", "there is no key trainning; did you mean 'training'? allowed here: task, run, seed, model, data,"),
-        ("model.hidden_siez=8", "there is no key model.hidden_siez; did you mean 'hidden_size'? allowed here: from, attention,"),
-        ("data.columns.txt=a", "there is no key data.columns.txt; did you mean 'text'? allowed here: text, pair, label, source"),
+        (
+            "training.epocs=3",
+            "there is no key training.epocs; did you mean 'epochs'? allowed here: epochs, steps, batch_size,",
+        ),
+        (
+            "trainning.epochs=3",
+            "there is no key trainning; did you mean 'training'? allowed here: task, run, seed, model, data,",
+        ),
+        (
+            "model.hidden_siez=8",
+            "there is no key model.hidden_siez; did you mean 'hidden_size'? allowed here: from, attention,",
+        ),
+        (
+            "data.columns.txt=a",
+            "there is no key data.columns.txt; did you mean 'text'? allowed here: text, pair, label, source",
+        ),
         ("training.batch_size=many", "training.batch_size is the text 'many'; allowed: a whole number"),
         ("training.steps=1.5", "training.steps is the number 1.5; allowed: a whole number"),
         ("training.steps=.inf", "training.steps is the number inf; allowed: a whole number"),
@@ -189,8 +218,14 @@ def test_mistakes_in_a_process_of_its_own(tmp_path):
         ("model.vocab_size=8", "model.vocab_size follows from the tokenizer and is not for you to set; remove it"),
         ("model.from=nowhere", "model.from starts from a saved model, which has its sizes already; remove model."),
         ("tokenizer.kind=byte", "tokenizer.kind is the text 'byte'; allowed: bpe, bytes, words; did you mean 'bytes'?"),
-        ("training.precision=float16", "training.precision is float16, which needs a GPU; allowed here: float32, bfloat16, auto"),
-        ("training.batch_size=1000", "training.batch_size is 1000, but there are only 400 training examples; make it smaller"),
+        (
+            "training.precision=float16",
+            "training.precision is float16, which needs a GPU; allowed here: float32, bfloat16, auto",
+        ),
+        (
+            "training.batch_size=1000",
+            "training.batch_size is 1000, but there are only 400 training examples; make it smaller",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_is_allowed(tmp_path, quick, override, said):
@@ -204,7 +239,10 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(tmp_path, quick, override
         ("task: [classification\n", "is not YAML: while parsing a flow sequence"),
         ("task: classification\ntask: masked-lm\n", "the key 'task' stands twice"),
         ("task: classification\ndata: {path: x, path: y}\n", "the key 'path' stands twice"),
-        ("classification\n", "must hold keys and values, such as `task: classification`; it holds the text 'classification'"),
+        (
+            "classification\n",
+            "must hold keys and values, such as `task: classification`; it holds the text 'classification'",
+        ),
         ("", "it holds nothing"),
         ("data: {path: x.csv}\n", "the key task is missing; allowed: classification, masked-lm"),
     ],
@@ -242,10 +280,13 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path, quick):
 
 @pytest.mark.parametrize("clip", [0, 1])
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path, quick, clip):
-    path = quick("classification", tmp_path, **{"training.clip": clip, "training.warmup": 0, "training.learning_rate": 1e36})
+    path = quick(
+        "classification", tmp_path, **{"training.clip": clip, "training.warmup": 0, "training.learning_rate": 1e36}
+    )
     said = refused("train", path, "training.log_every=1", "training.steps=20")
     assert re.match(
-        r"the loss is (nan|inf) at step \d+; the last checkpoint from before is kept. Train again, in another folder", said
+        r"the loss is (nan|inf) at step \d+; the last checkpoint from before is kept. Train again, in another folder",
+        said,
     )
     assert "smaller training.learning_rate" in said
     assert not (tmp_path / "run" / "model").exists()
@@ -261,7 +302,9 @@ def test_a_folder_that_cannot_be_written(tmp_path, quick, folder):
     said = refused("train", quick("classification", tmp_path), f"run={run}")
     assert re.fullmatch(rf"{re.escape(str(run))} (is a file|cannot be written \(.+\)); give run=ANOTHER_FOLDER", said)
     said = refused("prepare", quick("classification", tmp_path), f"data.cache={run}")
-    assert re.fullmatch(rf"{re.escape(str(run))}/prepared cannot be written \(.+\); set data.cache to a folder that can", said)
+    assert re.fullmatch(
+        rf"{re.escape(str(run))}/prepared cannot be written \(.+\); set data.cache to a folder that can", said
+    )
 
 
 # models to start from
@@ -271,7 +314,11 @@ def test_a_folder_that_cannot_be_written(tmp_path, quick, folder):
 def test_a_model_of_another_kind_is_no_start(tmp_path, quick, trained_run):
     for source, task, said in (
         ("masked-lm", "translation", "LinformerForMaskedLM, which has no weights for decoder.embeddings.norm.bias, "),
-        ("masked-lm", "causal-lm", "LinformerForMaskedLM, which has no weights for model.layers.0.attention.projection.weight "),
+        (
+            "masked-lm",
+            "causal-lm",
+            "LinformerForMaskedLM, which has no weights for model.layers.0.attention.projection.weight ",
+        ),
         ("causal-lm", "masked-lm", "model: is_decoder=True: a masked LM has to see both sides"),
         ("translation", "classification", "model: this is the configuration of an encoder-decoder"),
     ):
@@ -279,7 +326,9 @@ def test_a_model_of_another_kind_is_no_start(tmp_path, quick, trained_run):
         assert said in refused("train", quick(task, tmp_path, **{"model": start, "tokenizer": None}))
         assert not (tmp_path / "run" / "model").exists()
     said = refused("train", quick("classification", tmp_path), f"model.from={tmp_path}")
-    assert said.startswith("model.from starts from a saved model, which has its sizes already; remove model.hidden_size")
+    assert said.startswith(
+        "model.from starts from a saved model, which has its sizes already; remove model.hidden_size"
+    )
     assert "What may stand beside it: attention, attention_probs_dropout_prob, block_length" in said
 
 
@@ -312,8 +361,9 @@ def test_other_data_is_checked_like_the_runs_own(trained_run, tmp_path):
     run = trained_run("classification").run
     rows = classification_rows(10)
     strange = write_jsonl(tmp_path / "strange.jsonl", [*rows, {"text": "so so", "label": "meh"}])
-    assert "the evaluation split has the label 'meh', which the training split does not have; it has neg, pos" in refused(
-        "evaluate", run, "--data", strange
+    assert (
+        "the evaluation split has the label 'meh', which the training split does not have; it has neg, pos"
+        in refused("evaluate", run, "--data", strange)
     )
     renamed = write_jsonl(tmp_path / "renamed.jsonl", [{"txt": row["text"], "label": row["label"]} for row in rows])
     said = refused("evaluate", run, "--data", renamed)
@@ -360,7 +410,9 @@ def test_files_that_cannot_be_asked_about(trained_run, tmp_path):
     (tmp_path / "empty.txt").touch()
     assert refused("predict", run, tmp_path / "empty.txt") == f"{tmp_path / 'empty.txt'} is empty"
     (tmp_path / "latin.txt").write_bytes("schön\n".encode("latin-1"))
-    assert "latin.txt: the byte 0xf6 is not utf-8; convert it with iconv" in refused("predict", run, tmp_path / "latin.txt")
+    assert "latin.txt: the byte 0xf6 is not utf-8; convert it with iconv" in refused(
+        "predict", run, tmp_path / "latin.txt"
+    )
     (tmp_path / "broken.gz").write_bytes(b"plain")
     assert "broken.gz is not a whole gzip file" in refused("predict", run, tmp_path / "broken.gz")
     other = write_jsonl(tmp_path / "other.jsonl", [{"txt": "a"}])

@@ -66,7 +66,9 @@ SMALL = "task: classification\ndata: {path: x.csv}\n"
 
 
 def test_defaults_overrides_and_the_folder(write):
-    config = write(SMALL, "training.learning_rate=1e-3", "model.projected_length=64", "model.hidden_dropout_prob=0", "seed=7")
+    config = write(
+        SMALL, "training.learning_rate=1e-3", "model.projected_length=64", "model.hidden_dropout_prob=0", "seed=7"
+    )
     assert config.training.learning_rate == 0.001
     assert config.model == {"projected_length": 64, "hidden_dropout_prob": 0.0}
     assert (config.seed, config.folder, config.training.batch_size) == (7, Path("runs/run"), 32)
@@ -151,12 +153,18 @@ def test_a_file_that_means_nothing(write, text, said):
 
 def test_the_stored_configuration_says_everything_and_is_the_same_again(write):
     config = write(
-        SMALL, "training.learning_rate=1e-7", "data.columns.pair=b", "model.projected_length=[8, 4]", "model.num_hidden_layers=2"
+        SMALL,
+        "training.learning_rate=1e-7",
+        "data.columns.pair=b",
+        "model.projected_length=[8, 4]",
+        "model.num_hidden_layers=2",
     )
     again = write(to_yaml(config))
     assert again == config
     assert yaml.safe_load(to_yaml(config)) == to_tree(config)
-    assert [key for key, *_ in reference()] == [key for key, _ in leaves(to_tree(dataclasses.replace(config, model=None)))]
+    assert [key for key, *_ in reference()] == [
+        key for key, _ in leaves(to_tree(dataclasses.replace(config, model=None)))
+    ]
 
 
 def leaves(tree, path=""):
@@ -171,7 +179,9 @@ def test_a_name_that_is_not_shipped_is_answered_with_the_nearest():
 
 
 def test_what_is_shipped():
-    names = "imdb listops wikitext2_mlm wikitext2_clm wmt14_en_de tatoeba_en_de mnli bookcorpus_mlm bookcorpus_denoising"
+    names = (
+        "imdb listops wikitext2_mlm wikitext2_clm wmt14_en_de tatoeba_en_de mnli bookcorpus_mlm bookcorpus_denoising"
+    )
     assert set(names.split()) <= set(shipped_configs())
 
 
@@ -198,7 +208,10 @@ def test_every_shipped_configuration_is_read_and_its_model_and_its_twin_are_buil
 
 
 def test_only_differences_that_matter_count(write):
-    before, now = write(SMALL), write(SMALL, "data.workers=3", "training.report=wandb", "run=elsewhere", "training.epochs=9")
+    before, now = (
+        write(SMALL),
+        write(SMALL, "data.workers=3", "training.report=wandb", "run=elsewhere", "training.epochs=9"),
+    )
     assert differences(before, now) == [("training.epochs", None, 9.0)]
 
 
@@ -226,7 +239,13 @@ def test_what_a_tokenizer_puts_around_texts_and_pairs(tmp_path):
         pair = each("a", "b", return_token_type_ids=True)
         assert each.convert_ids_to_tokens(pair["input_ids"]) == ["<s>", "a", "</s>", "b", "</s>"]
         assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
-        assert (each.pad_token_id, each.unk_token_id, each.bos_token_id, each.eos_token_id, each.mask_token_id) == (0, 1, 2, 3, 4)
+        assert (each.pad_token_id, each.unk_token_id, each.bos_token_id, each.eos_token_id, each.mask_token_id) == (
+            0,
+            1,
+            2,
+            3,
+            4,
+        )
 
 
 def test_a_word_of_a_million_letters_does_not_stop_the_trainer():
@@ -330,7 +349,9 @@ def test_masked_spans_leave_the_rest_in_order(length, share, mean, seed):
     ids[::17] = 3
     source = batches.with_masked_spans(ids, np.random.default_rng(seed), share, mean, 4, special).tolist()
     hidden = Counter(ids.tolist()) - Counter(source)
-    assert [token for token in source if token != 4] == [token for token in ids.tolist() if token not in hidden or token == 3]
+    assert [token for token in source if token != 4] == [
+        token for token in ids.tolist() if token not in hidden or token == 3
+    ]
     assert source.count(3) == ids.tolist().count(3)
     assert source.count(4) <= sum(hidden.values()) <= max(1, round(share * length))
     if length > 40:
@@ -396,15 +417,23 @@ def test_another_epoch_has_another_order():
 def test_padding_to_the_longest_and_a_mask_only_where_there_is_padding():
     pad = batches.Padding(9)
     batch = pad(
-        [{"input_ids": np.array([1, 2, 3]), "labels": np.array([4])}, {"input_ids": np.array([5]), "labels": np.array([6, 7])}]
+        [
+            {"input_ids": np.array([1, 2, 3]), "labels": np.array([4])},
+            {"input_ids": np.array([5]), "labels": np.array([6, 7])},
+        ]
     )
     assert {name: tensor.tolist() for name, tensor in batch.items()} == {
         "input_ids": [[1, 2, 3], [5, 9, 9]],
         "attention_mask": [[1, 1, 1], [1, 0, 0]],
         "labels": [[4, -100], [6, 7]],
     }
-    batch = pad([{"input_ids": np.array([1, 2]), "labels": np.int64(1)}, {"input_ids": np.array([3, 4]), "labels": np.int64(0)}])
-    assert {name: tensor.tolist() for name, tensor in batch.items()} == {"input_ids": [[1, 2], [3, 4]], "labels": [1, 0]}
+    batch = pad(
+        [{"input_ids": np.array([1, 2]), "labels": np.int64(1)}, {"input_ids": np.array([3, 4]), "labels": np.int64(0)}]
+    )
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        "input_ids": [[1, 2], [3, 4]],
+        "labels": [1, 0],
+    }
 
 
 # optimizer
@@ -415,16 +444,25 @@ def test_padding_to_the_longest_and_a_mask_only_where_there_is_padding():
 )
 def test_a_learned_E_moves_more_slowly_than_the_rest(write, tmp_path, projection, share):
     overrides = (f"model.projection={projection}", f"training.projection_rate={share}", "training.learning_rate=0.5")
-    sizes = ("model.hidden_size=16", "model.num_hidden_layers=2", "model.num_attention_heads=2", "model.intermediate_size=24")
+    sizes = (
+        "model.hidden_size=16",
+        "model.num_hidden_layers=2",
+        "model.num_attention_heads=2",
+        "model.intermediate_size=24",
+    )
     config = write(SMALL, *sizes, *overrides)
     model = build_model(config, train_tokenizer(TokenizerConfig(kind="bytes"), []), ["a", "b"])
-    arguments = TrainingArguments(output_dir=str(tmp_path), learning_rate=0.5, weight_decay=0.01, use_cpu=True, report_to=[])
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), learning_rate=0.5, weight_decay=0.01, use_cpu=True, report_to=[]
+    )
     groups = LinformerTrainer(config=config, keep=1, model=model, args=arguments).create_optimizer().param_groups
     rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
     names = dict(model.named_parameters())
     assert len(rates) == sum(len(group["params"]) for group in groups) == len(names)
     slow = {name for name, parameter in names.items() if rates[id(parameter)] != 0.5}
-    assert slow == ({name for name in names if ".projection." in name} if projection == "linear" and share != 1 else set())
+    assert slow == (
+        {name for name in names if ".projection." in name} if projection == "linear" and share != 1 else set()
+    )
     assert all(rates[id(names[name])] == pytest.approx(0.05) for name in slow)
     assert len(slow) == (0 if projection != "linear" or share == 1 else 2)
 
@@ -440,7 +478,9 @@ def test_token_metrics_weigh_tokens_not_batches(count, length, vocabulary, seed,
     labels = torch.randint(0, vocabulary, (count, length), generator=generator)
     labels[torch.rand(count, length, generator=generator) < 0.4] = -100
     labels[0, 0] = 1
-    sums = torch.cat([metrics.token_sums(*pair) for pair in zip(logits.chunk(pieces), labels.chunk(pieces), strict=True)])
+    sums = torch.cat(
+        [metrics.token_sums(*pair) for pair in zip(logits.chunk(pieces), labels.chunk(pieces), strict=True)]
+    )
     labelled_only = metrics.token_sums(logits[labels != -100], labels)
     torch.testing.assert_close(labelled_only, sums, rtol=1e-6, atol=1e-6)
     found = metrics.token_metrics(sums.numpy())
@@ -642,7 +682,9 @@ def small_trainer(write, tmp_path):
     """The trainer of a tiny model and forty texts."""
 
     def make(*overrides):
-        (tmp_path / "x.csv").write_text("text,label\n" + "".join(f"a b {number},{number % 2}\n" for number in range(40)))
+        (tmp_path / "x.csv").write_text(
+            "text,label\n" + "".join(f"a b {number},{number % 2}\n" for number in range(40))
+        )
         small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
         sizes = f"model={json.dumps({**small, 'max_position_embeddings': 8, 'projected_length': 4})}"
         places = [f"data.cache={tmp_path}", f"run={tmp_path / 'run'}", "training.device=cpu"]
@@ -662,7 +704,9 @@ def test_runs_with_other_seeds_are_asked_the_same_words(quick, tmp_path):
     def pieces(seed):
         config = load_config(quick("masked-lm", tmp_path, seed=seed, run=tmp_path / str(seed)))
         trainer = make_trainer(config, prepare.prepare(config, QUIET), RunFolder(config.folder))[0]
-        return ([piece["input_ids"].tolist() for piece in rows] for rows in (trainer.train_dataset, trainer.eval_dataset))
+        return (
+            [piece["input_ids"].tolist() for piece in rows] for rows in (trainer.train_dataset, trainer.eval_dataset)
+        )
 
     (train, asked), (other_train, other_asked) = pieces(0), pieces(1)
     assert asked == other_asked
@@ -698,7 +742,11 @@ def test_an_evaluation_that_is_made_up_for_may_be_the_best(small_trainer):
 def test_norms_and_biases_do_not_decay(small_trainer):
     trainer = small_trainer("training.weight_decay=0.3")
     trainer.create_optimizer()
-    decay = {id(parameter): group["weight_decay"] for group in trainer.optimizer.param_groups for parameter in group["params"]}
+    decay = {
+        id(parameter): group["weight_decay"]
+        for group in trainer.optimizer.param_groups
+        for parameter in group["params"]
+    }
     for name, parameter in trainer.model.named_parameters():
         assert decay[id(parameter)] == (0.0 if "norm" in name or name.endswith("bias") else 0.3), name
     assert set(decay.values()) == {0.0, 0.3}

@@ -38,7 +38,10 @@ def by_hand(trained, text):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if trained.task == "masked-lm":
         shares = model(torch.tensor([[*ids, tokenizer.eos_token_id]])).logits[0].softmax(-1)
-        return {tokenizer.decode([token]): share.item() for token, share in enumerate(shares[ids.index(tokenizer.mask_token_id)])}
+        return {
+            tokenizer.decode([token]): share.item()
+            for token, share in enumerate(shares[ids.index(tokenizer.mask_token_id)])
+        }
     if trained.task == "causal-lm":
         start = len(ids)
         for _ in range(6):
@@ -124,7 +127,9 @@ def test_a_whole_file_may_be_one_text(trained_run, tmp_path):
 def test_predict_in_a_process_of_its_own(trained_run, tmp_path):
     trained = trained_run("translation")
     (source, target), (other, _) = QUESTIONS["translation"]
-    result = linformer("predict", trained.run, "--json", cwd=tmp_path, input=f"{source}\n{other} {' '.join(['red'] * 40)}\n")
+    result = linformer(
+        "predict", trained.run, "--json", cwd=tmp_path, input=f"{source}\n{other} {' '.join(['red'] * 40)}\n"
+    )
     first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert first == {"text": source, "translation": target}
     assert second["text"].startswith(other)
@@ -137,7 +142,9 @@ def test_pairs_stand_in_two_columns_or_beside_a_tab(trained_run, tmp_path):
     run = trained_run("pairs").run
     rows = pair_rows(20, seed=5)
     expected = answers(run, *(f"{row['premise']}\t{row['hypothesis']}" for row in rows))
-    assert [(answer["text"], answer["pair"]) for answer in expected] == [(row["premise"], row["hypothesis"]) for row in rows]
+    assert [(answer["text"], answer["pair"]) for answer in expected] == [
+        (row["premise"], row["hypothesis"]) for row in rows
+    ]
     assert np.mean([answer["label"] == row["label"] for answer, row in zip(expected, rows, strict=True)]) > 0.7
     assert answers(run, write_jsonl(tmp_path / "pairs.jsonl", rows)) == expected
     assert "'alone' is alone; write both texts with a tab between them" in refused("predict", run, "alone")
@@ -149,7 +156,11 @@ def test_pairs_stand_in_two_columns_or_beside_a_tab(trained_run, tmp_path):
 def test_what_is_cut_is_told(trained_run):
     for task, text, said in (
         ("classification", "good " * 30, r"input 1 has 32 tokens, of which the model takes 24; the rest was not used"),
-        ("causal-lm", "one two " * 15, r"input 1 has 30 tokens; with 6 to come the model takes 18: only the last ones were used"),
+        (
+            "causal-lm",
+            "one two " * 15,
+            r"input 1 has 30 tokens; with 6 to come the model takes 18: only the last ones were used",
+        ),
     ):
         result = command("predict", trained_run(task).run, text, "short", text, "--tokens", 6)
         warnings = result.stderr.splitlines()
@@ -157,10 +168,14 @@ def test_what_is_cut_is_told(trained_run):
         assert len(result.stdout.splitlines()) == 3
     said = "--tokens is 24, but the model takes 24 tokens, those of the text it goes on from included; allowed: 1 to 23"
     assert refused("predict", trained_run("causal-lm").run, "one two", "--tokens", 24) == said
-    assert len(command("predict", trained_run("causal-lm").run, "one two").stdout.split()) == 12  # half of what it takes
+    assert (
+        len(command("predict", trained_run("causal-lm").run, "one two").stdout.split()) == 12
+    )  # half of what it takes
     # of a text that goes on, the end counts; of one that is classified, the beginning
     words, run = [*NUMBERS[1], *NUMBERS[0], *NUMBERS[2][:5]], trained_run("causal-lm").run
-    whole, end, beginning = (answers(run, " ".join(part), "--tokens", 8)[0] for part in (words, words[-16:], words[:16]))
+    whole, end, beginning = (
+        answers(run, " ".join(part), "--tokens", 8)[0] for part in (words, words[-16:], words[:16])
+    )
     assert whole["continuation"] == end["continuation"] != beginning["continuation"]
     words, run = ["lovely", *["river"] * 21, *["awful"] * 9], trained_run("classification").run
     whole, beginning = (answers(run, " ".join(part))[0] for part in (words, words[:22]))
@@ -171,7 +186,8 @@ def test_what_is_cut_is_told(trained_run):
 def test_a_continuation_may_be_drawn(trained_run):
     run = trained_run("causal-lm").run
     drawn = [
-        command("predict", run, "one two three", "--tokens", 12, "--temperature", 5.0, "--seed", seed).stdout for seed in (1, 1, 2)
+        command("predict", run, "one two three", "--tokens", 12, "--temperature", 5.0, "--seed", seed).stdout
+        for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(command("predict", run, "one two three", "--tokens", 3).stdout.split()) == 3
@@ -202,14 +218,22 @@ def test_a_run_reads_what_it_asks_about_as_it_was_trained(tmp_path, quick):
     table = write_lines(
         tmp_path / "rows.data", ["text,label", *(f"{row['text']},{row['label']}" for row in classification_rows(40))]
     )
-    command("train", quick("classification", tmp_path, **{"data.path": table, "data.format": "csv", "training.batch_size": 8}))
-    assert [answer["text"] for answer in answers(tmp_path / "run", table)] == [row["text"] for row in classification_rows(40)]
+    command(
+        "train",
+        quick("classification", tmp_path, **{"data.path": table, "data.format": "csv", "training.batch_size": 8}),
+    )
+    assert [answer["text"] for answer in answers(tmp_path / "run", table)] == [
+        row["text"] for row in classification_rows(40)
+    ]
     (tmp_path / "marked.txt").write_bytes(codecs.BOM_UTF8 + b"a good road\n")
     assert answers(tmp_path / "run", tmp_path / "marked.txt")[0]["text"] == "a good road"
     quoted = write_lines(tmp_path / "quoted.csv", ["text,label", '"two', 'lines",pos'])
     assert len(command("predict", tmp_path / "run", quoted).stdout.splitlines()) == 1
     assert refused("predict", tmp_path / "run", tmp_path) == f"{tmp_path} is a folder; give its files"
-    assert refused("predict", tmp_path / "run", "good", "-") == "- is standard input, which cannot be given beside other inputs"
+    assert (
+        refused("predict", tmp_path / "run", "good", "-")
+        == "- is standard input, which cannot be given beside other inputs"
+    )
     assert "is not text in the encoding of this terminal" in refused("predict", tmp_path / "run", "\udcff")
 
 

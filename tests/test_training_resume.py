@@ -30,7 +30,15 @@ CONFIG = {
     },
     "data": {"path": "text.txt", "cache": "cache"},
     "tokenizer": {"kind": "words"},
-    "training": {"steps": LAST, "batch_size": 4, "accumulate": 2, "save_every": 5, "evaluate_every": 8, "log_every": 3, "keep": 3},
+    "training": {
+        "steps": LAST,
+        "batch_size": 4,
+        "accumulate": 2,
+        "save_every": 5,
+        "evaluate_every": 8,
+        "log_every": 3,
+        "keep": 3,
+    },
 }
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
@@ -71,7 +79,9 @@ def write_run(folder: Path, run: str = "run", **changes) -> Path:
     """A small corpus and the YAML of a run on it."""
     folder.mkdir(exist_ok=True)
     words = [f"w{number}" for number in range(20)]
-    lines = [" ".join(words[(start * step + place) % 20] for place in range(9)) for start in range(15) for step in (1, 3, 7)]
+    lines = [
+        " ".join(words[(start * step + place) % 20] for place in range(9)) for start in range(15) for step in (1, 3, 7)
+    ]
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
     config = {**CONFIG, "run": run, **{key: {**CONFIG.get(key, {}), **value} for key, value in changes.items()}}
     path = folder / f"{run}.yaml"
@@ -81,7 +91,9 @@ def write_run(folder: Path, run: str = "run", **changes) -> Path:
 
 def start(path: Path, *before: str) -> subprocess.Popen:
     command = [*(before or (sys.executable, "-m", "linformer_kit.cli")), "train", path.name]
-    return subprocess.Popen(command, cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def train(path: Path, *before: str, code: int = 0) -> tuple[str, str]:
@@ -99,7 +111,10 @@ def weights(path: Path) -> dict[str, bytes]:
     found = {}
     for name in ("model.safetensors", "optimizer.safetensors"):
         found |= {f"{name} {key}": tensor.numpy().tobytes() for key, tensor in load_file(last / name).items()}
-    found |= {f"result {key}": tensor.numpy().tobytes() for key, tensor in load_file(run / "model" / "model.safetensors").items()}
+    found |= {
+        f"result {key}": tensor.numpy().tobytes()
+        for key, tensor in load_file(run / "model" / "model.safetensors").items()
+    }
     return found
 
 
@@ -141,7 +156,9 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(undisturbed):
     reached = []
     for where, count in points:
         train(path, sys.executable, "-c", DYING, where, str(count), code=-signal.SIGKILL)
-        reached.append([folder.name for folder in checkpoint.checkpoints_in(path.parent / "killed" / "checkpoints")][-1:])
+        reached.append(
+            [folder.name for folder in checkpoint.checkpoints_in(path.parent / "killed" / "checkpoints")][-1:]
+        )
     output, _ = train(path)
     assert "Model in" in output
     assert reached[0] == []
@@ -193,7 +210,9 @@ def test_a_signal_while_the_data_are_read_leaves_nothing_half_done(tmp_path, num
 @pytest.mark.slow
 def test_a_signal_in_an_evaluation_saves_and_the_evaluation_is_made_up_for(undisturbed):
     path = write_run(undisturbed.parent, "in-evaluation")
-    _, errors = train(path, sys.executable, "-c", DYING.replace("SIGKILL", "SIGTERM"), "evaluation", "2", code=128 + signal.SIGTERM)
+    _, errors = train(
+        path, sys.executable, "-c", DYING.replace("SIGKILL", "SIGTERM"), "evaluation", "2", code=128 + signal.SIGTERM
+    )
     assert f"Stopped and saved at step 16 of {LAST}" in errors
     assert "validation_loss" not in metrics(path)[-1]
     # and once more, while the evaluation is made up for
@@ -284,7 +303,9 @@ with RunFolder(Path("contested")).locked():
     print("held", flush=True)
     time.sleep(60)
 """
-    holder = subprocess.Popen([sys.executable, "-c", code], cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
@@ -360,5 +381,7 @@ def test_a_run_with_other_settings_is_refused(undisturbed):
 
 
 def test_no_checkpoint_holds_a_pickle(undisturbed):
-    files = [path for path in (undisturbed.parent / "undisturbed").rglob("*") if path.is_file() and path.name != ".lock"]
+    files = [
+        path for path in (undisturbed.parent / "undisturbed").rglob("*") if path.is_file() and path.name != ".lock"
+    ]
     assert {path.suffix for path in files} <= {".json", ".jsonl", ".safetensors", ".yaml", ".png"}

@@ -44,7 +44,9 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 def test_numbers_and_overrides(tmp_path):
     path = tmp_path / "my run.yaml"
     path.write_text("task: masked-lm\ndata: {path: text.txt}\ntraining: {learning_rate: 1e-3, steps: 1e2}\n")
-    config = load_config(path, ["training.weight_decay=2E-2", "model.attention=full", "data.columns.text=content", "seed=7"])
+    config = load_config(
+        path, ["training.weight_decay=2E-2", "model.attention=full", "data.columns.text=content", "seed=7"]
+    )
     assert (config.training.learning_rate, config.training.steps, config.training.weight_decay) == (0.001, 100, 0.02)
     assert (config.model, config.data.columns.text, config.seed) == ({"attention": "full"}, "content", 7)
     assert config.folder == Path("runs/my run")
@@ -93,7 +95,8 @@ def rows_to_start_with(task):
     labels = [next(name for word, name in names.items() if word in line.split()) for line in second]
     if task == "pairs":
         return [
-            {"premise": one, "hypothesis": other, "label": name} for one, other, name in zip(first, second, labels, strict=True)
+            {"premise": one, "hypothesis": other, "label": name}
+            for one, other, name in zip(first, second, labels, strict=True)
         ]
     return [{"text": other, "label": name} for other, name in zip(second, labels, strict=True)]
 
@@ -106,7 +109,9 @@ def test_a_run_starts_from_a_saved_model(tmp_path, quick, trained_run, source, t
     """Every weight but those of the head is that of the saved model, and so are tokens and length."""
     start = trained_run(source).run / "model"
     still = {"training.learning_rate": 1e-12, "training.weight_decay": 0, "training.steps": 2}
-    data = {} if task == "translation" else {"data.path": write_jsonl(tmp_path / "data.jsonl", rows_to_start_with(task))}
+    data = (
+        {} if task == "translation" else {"data.path": write_jsonl(tmp_path / "data.jsonl", rows_to_start_with(task))}
+    )
     path = quick(task, tmp_path, **still, **data, **{"model": {"from": str(start)}, "tokenizer": None})
     command("train", path)
     saved = tmp_path / "run" / "model"
@@ -138,7 +143,10 @@ def test_a_run_starts_from_a_saved_model(tmp_path, quick, trained_run, source, t
     [
         {"projection": "dynamic", "projected_length": 6, "max_position_embeddings": 48},
         {"projection": "linear", "projected_length": 6, "sharing": "kv"},
-        {"projection": "linear", "projected_length": [6]},  # one per layer, of which the saved model knows how many it has
+        {
+            "projection": "linear",
+            "projected_length": [6],
+        },  # one per layer, of which the saved model knows how many it has
         {"projection": "random"},
         {"attention": "full", "max_position_embeddings": 48},
     ],
@@ -148,7 +156,9 @@ def test_a_run_starts_from_a_saved_model_and_attends_otherwise(tmp_path, quick, 
     """Every weight is that of the saved model, but E and F, which are as a fresh model of that kind has them."""
     start = trained_run("masked-lm").run / "model"
     still = {"training.learning_rate": 1e-12, "training.weight_decay": 0, "training.steps": 2}
-    command("train", quick("masked-lm", tmp_path, **still, **{"model": {"from": str(start), **changes}, "tokenizer": None}))
+    command(
+        "train", quick("masked-lm", tmp_path, **still, **{"model": {"from": str(start), **changes}, "tokenizer": None})
+    )
     saved = tmp_path / "run" / "model"
     before, after = (load_file(folder / "model.safetensors") for folder in (start, saved))
     config = read_json(saved / "config.json")
@@ -197,7 +207,9 @@ def test_label_smoothing_by_hand(tmp_path, quick, task):
     assert smoothed != pytest.approx(plain.mean().item(), rel=1e-4)
     _, sums, labels = trainer.prediction_step(trainer.model, dict(batch), False)
     found = (
-        functional.cross_entropy(sums, labels).item() if task == "classification" else (sums[:, 0].sum() / sums[:, 1].sum()).item()
+        functional.cross_entropy(sums, labels).item()
+        if task == "classification"
+        else (sums[:, 0].sum() / sums[:, 1].sum()).item()
     )
     assert found == pytest.approx(plain.mean().item(), rel=1e-5)
 
@@ -224,7 +236,12 @@ def test_labels_decide_whether_the_classifier_starts_fresh(tmp_path, trained_run
 
 @pytest.mark.slow
 def test_patience_ends_a_run_that_gains_nothing(tmp_path, quick):
-    settings = {"training.patience": 2, "training.steps": 40, "training.evaluate_every": 2, "training.learning_rate": 1e-12}
+    settings = {
+        "training.patience": 2,
+        "training.steps": 40,
+        "training.evaluate_every": 2,
+        "training.learning_rate": 1e-12,
+    }
     _, result, lines = trained_quickly(quick("classification", tmp_path, **settings))
     assert [line["step"] for line in lines if "validation_loss" in line] == [2, 4, 6]
     assert (result["best_step"], result["steps"]) == (2, 6)
@@ -233,10 +250,15 @@ def test_patience_ends_a_run_that_gains_nothing(tmp_path, quick):
 
 @pytest.mark.slow
 def test_bfloat16_on_a_cpu(tmp_path, quick):
-    printed, result, _ = trained_quickly(quick("classification", tmp_path, **{"training.steps": 60}), "training.precision=bfloat16")
+    printed, result, _ = trained_quickly(
+        quick("classification", tmp_path, **{"training.steps": 60}), "training.precision=bfloat16"
+    )
     assert rows_of(printed)["device"] == "cpu, 1 process(es), bfloat16"
     assert result["validation_accuracy"] > 0.8
-    assert all(weights.dtype == torch.float32 for weights in load_file(tmp_path / "run" / "model" / "model.safetensors").values())
+    assert all(
+        weights.dtype == torch.float32
+        for weights in load_file(tmp_path / "run" / "model" / "model.safetensors").values()
+    )
 
 
 @pytest.mark.slow
@@ -261,7 +283,9 @@ def test_tensorboard_finds_its_files_in_the_run(tmp_path, quick):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _, _, lines = trained_quickly(quick("classification", tmp_path), "training.report=tensorboard", "training.log_every=1")
+    _, _, lines = trained_quickly(
+        quick("classification", tmp_path), "training.report=tensorboard", "training.log_every=1"
+    )
     (events,) = (tmp_path / "run").rglob("events.out.tfevents*")
     found = EventAccumulator(str(events.parent))
     found.Reload()
@@ -276,7 +300,12 @@ def test_weights_and_biases_writes_into_the_run(tmp_path):
     path = yaml_for(
         "classification", tmp_path, **{"training.steps": 3, "training.evaluate_every": None, "training.report": "wandb"}
     )
-    linformer("train", path, cwd=tmp_path, env={"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path / "home")})
+    linformer(
+        "train",
+        path,
+        cwd=tmp_path,
+        env={"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path / "home")},
+    )
     (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     assert stored.stat().st_size > 1000
     assert (tmp_path / "run" / "result.json").exists()
@@ -284,9 +313,12 @@ def test_weights_and_biases_writes_into_the_run(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "ending"), [("masked-lm", "txt"), ("masked-lm", "jsonl.gz"), ("causal-lm", "txt.gz"), ("translation", "tsv")]
+    ("task", "ending"),
+    [("masked-lm", "txt"), ("masked-lm", "jsonl.gz"), ("causal-lm", "txt.gz"), ("translation", "tsv")],
 )
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets leaves it to chance when a table is closed
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning"
+)  # datasets leaves it to chance when a table is closed
 def test_streaming(tmp_path, task, ending):
     """The first examples are held out; the others are read again and again, as long as there are steps."""
     path = tmp_path / f"corpus.{ending.removesuffix('.gz')}"
@@ -299,11 +331,15 @@ def test_streaming(tmp_path, task, ending):
     if ending.endswith(".gz"):
         (tmp_path / f"corpus.{ending}").write_bytes(gzip.compress(path.read_bytes()))
     wish = {"data.streaming": True, "data.streaming_validation": 21, "data.shuffle_buffer": 50}
-    run = yaml_for(task, tmp_path, **{"data.path": tmp_path / f"corpus.{ending}", "training.evaluate_every": 30, **wish})
+    run = yaml_for(
+        task, tmp_path, **{"data.path": tmp_path / f"corpus.{ending}", "training.evaluate_every": 30, **wish}
+    )
     splits = {role: list(rows) for role, rows in read_splits(load_config(run)).items()}
     assert [len(splits[role]) for role in ("validation", "train")] == [21, 129]
     name, whole = (
-        ("source", [source for source, _ in sentence_pairs(150)]) if task == "translation" else ("text", running_lines(150))
+        ("source", [source for source, _ in sentence_pairs(150)])
+        if task == "translation"
+        else ("text", running_lines(150))
     )
     assert [row[name] for role in ("validation", "train") for row in splits[role]] == whole
     printed, result, lines = trained_quickly(run, "training.steps=30")  # 480 examples of 129

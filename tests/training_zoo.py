@@ -79,13 +79,22 @@ STEPS = {"classification": 60, "pairs": 150, "masked-lm": 150, "causal-lm": 60, 
 # text, what a model that has learnt answers
 QUESTIONS = {
     "classification": [("the river and a lovely road", "pos"), ("awful winter on the river by the road", "neg")],
-    "pairs": [("a good cloud on the road\tthe poor letter from winter", "neg"), ("bad stone to the road\ta fine garden", "pos")],
+    "pairs": [
+        ("a good cloud on the road\tthe poor letter from winter", "neg"),
+        ("bad stone to the road\ta fine garden", "pos"),
+    ],
     "masked-lm": [
         (" ".join([*NUMBERS[0][:4], "<mask>", *(NUMBERS[0] * 3)[5:23]]), "five"),
         (" ".join(["<mask>", *(NUMBERS[1] * 3)[1:23]]), "eins"),
     ],
-    "causal-lm": [("one two three four", "five six seven eight nine ten"), ("dix neuf huit", "sept six cinq quatre trois deux")],
-    "translation": [("mother buys red birds", "Mutter Vögel rote kauft"), ("who sees white letters", "wer Briefe weiße sieht")],
+    "causal-lm": [
+        ("one two three four", "five six seven eight nine ten"),
+        ("dix neuf huit", "sept six cinq quatre trois deux"),
+    ],
+    "translation": [
+        ("mother buys red birds", "Mutter Vögel rote kauft"),
+        ("who sees white letters", "wer Briefe weiße sieht"),
+    ],
     "denoising": [
         (" ".join([*NUMBERS[0][:6], "<mask>", *(NUMBERS[0] * 3)[8:23]]), " ".join((NUMBERS[0] * 3)[:23])),
         (" ".join([*NUMBERS[2][:3], "<mask>", *(NUMBERS[2] * 3)[6:23]]), " ".join((NUMBERS[2] * 3)[:23])),
@@ -230,7 +239,9 @@ def yaml_for(task, folder, **overrides):
     if "data.path" not in overrides and not (folder / f"{task} data").exists():
         write_data(task, folder / f"{task} data")
     path = folder / f"{task}.yaml"
-    path.write_text(yaml.safe_dump(tree_for(task, folder, **overrides), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(tree_for(task, folder, **overrides), sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
     return path
 
 
@@ -255,7 +266,9 @@ def linformer(*args, cwd, env=None, input=None, check=True, timeout=300):
         encoding="utf-8",
         timeout=timeout,
     )
-    assert not check or result.returncode == 0, f"linformer {' '.join(map(str, args))}: {result.returncode}\n{result.stderr}"
+    assert not check or result.returncode == 0, (
+        f"linformer {' '.join(map(str, args))}: {result.returncode}\n{result.stderr}"
+    )
     return result
 
 
@@ -310,7 +323,9 @@ def read_lines(path):
 
 def rows_of(table):
     """The cells of a table without lines, by their first column."""
-    return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in table.splitlines() if re.search(r"\S\s{2,}\S", line))
+    return dict(
+        re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in table.splitlines() if re.search(r"\S\s{2,}\S", line)
+    )
 
 
 AUTO_CLASSES = {

@@ -29,7 +29,9 @@ _HOMES = {
     "LinformerForConditionalGeneration": "models.modeling_linformer_seq2seq",
 }
 # the modules that import transformers
-_OF_TRANSFORMERS = tuple(f"{__name__}.models.{kind}_linformer" for kind in ("auto", "cache", "configuration", "modeling"))
+_OF_TRANSFORMERS = tuple(
+    f"{__name__}.models.{kind}_linformer" for kind in ("auto", "cache", "configuration", "modeling")
+)
 
 __all__ = ["__version__", *_HOMES]
 
@@ -47,7 +49,9 @@ if TYPE_CHECKING:  # the same names again, where type checkers and editors look 
     from .models.modeling_linformer import LinformerForSequenceClassification as LinformerForSequenceClassification
     from .models.modeling_linformer import LinformerForTokenClassification as LinformerForTokenClassification
     from .models.modeling_linformer import LinformerModel as LinformerModel
-    from .models.modeling_linformer_seq2seq import LinformerForConditionalGeneration as LinformerForConditionalGeneration
+    from .models.modeling_linformer_seq2seq import (
+        LinformerForConditionalGeneration as LinformerForConditionalGeneration,
+    )
     from .models.projection_linformer import make_projection as make_projection
 
 

@@ -143,7 +143,9 @@ def demo(output: Annotated[Path, typer.Option(help="Folder for the picture and t
 
 
 CONFIG = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped configuration, such as imdb.")]
-OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Settings that replace those of the file: training.epochs=2 …")]
+OVERRIDES = Annotated[
+    list[str] | None, typer.Argument(help="Settings that replace those of the file: training.epochs=2 …")
+]
 RUN = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
 
 
@@ -211,7 +213,9 @@ def predict(
     with short_errors():
         from .training.predict import Options, Predictor, as_text, read_inputs
 
-        predictor = Predictor(run, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True))
+        predictor = Predictor(
+            run, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True)
+        )
         for answer in predictor(read_inputs(given or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
 
@@ -237,7 +241,9 @@ def benchmark(
         from .bench.prediction_time import Experiment, measure, show
 
         sizes = (sequence_length, batch_size, embedding_dim, projection_dim, num_heads, hidden_dim)
-        found = measure(Experiment(*sizes, projection.value, sharing.value, backend.value, device), Console(stderr=True))
+        found = measure(
+            Experiment(*sizes, projection.value, sharing.value, backend.value, device), Console(stderr=True)
+        )
         if as_json:
             typer.echo(json.dumps(found, indent=1))
         else:
@@ -258,7 +264,9 @@ def last_of(names: str) -> Callable[[str], list[str]]:
 
 @app.command()
 def compare(
-    sweep: Annotated[Path | None, typer.Argument(help="A YAML file with any of the settings; docs/compare.md lists them.")] = None,
+    sweep: Annotated[
+        Path | None, typer.Argument(help="A YAML file with any of the settings; docs/compare.md lists them.")
+    ] = None,
     preset: Annotated[Preset | None, typer.Option(help="A sweep that comes with the package.")] = None,
     lengths: Annotated[str | None, typer.Option(metavar="LIST", help="Tokens of an example: 512,1024,2048.")] = None,
     projected_lengths: Annotated[str | None, typer.Option(metavar="LIST", help="K: 64,128.")] = None,
@@ -266,7 +274,8 @@ def compare(
         str | None, typer.Option(metavar="LIST", help="Whom to compare.", autocompletion=last_of("IMPLEMENTATIONS"))
     ] = None,
     subjects: Annotated[
-        str | None, typer.Option(metavar="LIST", help="layer,encoder,encoder-decoder", autocompletion=last_of("SUBJECTS"))
+        str | None,
+        typer.Option(metavar="LIST", help="layer,encoder,encoder-decoder", autocompletion=last_of("SUBJECTS")),
     ] = None,
     steps: Annotated[
         str | None, typer.Option(metavar="LIST", help="forward,training,generation", autocompletion=last_of("STEPS"))
@@ -293,7 +302,9 @@ def compare(
 def plot(
     given: Annotated[
         list[Path],
-        typer.Argument(metavar="CSV|RUN...", help="Tables of `linformer compare`, folders of runs, of saved models, of spectra."),
+        typer.Argument(
+            metavar="CSV|RUN...", help="Tables of `linformer compare`, folders of runs, of saved models, of spectra."
+        ),
     ],
     what: Annotated[
         What | None,
@@ -303,7 +314,9 @@ def plot(
         ),
     ] = None,
     text: Annotated[str | None, typer.Option(help="For heads, and dynamic slots: a text, or a file with one.")] = None,
-    output: Annotated[Path, typer.Option(help="A folder for PNG and SVG, or one file.png or file.svg.")] = Path("plots"),
+    output: Annotated[Path, typer.Option(help="A folder for PNG and SVG, or one file.png or file.svg.")] = Path(
+        "plots"
+    ),
 ) -> None:
     """Draw pictures of tables and runs."""
     with short_errors():
@@ -316,7 +329,8 @@ def plot(
 @app.command()
 def report(
     given: Annotated[
-        list[Path], typer.Argument(metavar="RUN|CSV...", help="Folders of runs or spectra, tables of `linformer compare`.")
+        list[Path],
+        typer.Argument(metavar="RUN|CSV...", help="Folders of runs or spectra, tables of `linformer compare`."),
     ],
     output: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
 ) -> None:
@@ -330,11 +344,15 @@ def report(
 
 @app.command()
 def spectrum(
-    model: Annotated[str, typer.Argument(help="An encoder that transformers can load, by folder or name; or the folder of a run.")],
+    model: Annotated[
+        str, typer.Argument(help="An encoder that transformers can load, by folder or name; or the folder of a run.")
+    ],
     text: Annotated[list[Path], typer.Option(help="A file with text; may be given several times.")],
     length: Annotated[int, typer.Option(min=2, help="Tokens of a piece of the text.")] = 512,
     pieces: Annotated[int, typer.Option(min=1, help="How many pieces, spread over the text.")] = 16,
-    error: Annotated[float, typer.Option(help="The share of the singular values that may be lost, for the suggestion.")] = 0.05,
+    error: Annotated[
+        float, typer.Option(help="The share of the singular values that may be lost, for the suggestion.")
+    ] = 0.05,
     output: Annotated[Path, typer.Option(help="Folder for tables, pictures and the suggested K.")] = Path("spectrum"),
 ) -> None:
     """How low the rank of a model's attention is (the paper's Figure 1), and which K that suggests for each layer."""

@@ -18,7 +18,15 @@ if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothin
 
 DOTS_PER_INCH = 150
 TALLEST = 40.0  # inches; a picture that is higher is no picture any more
-ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#666666"
+ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = (
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+    "#666666",
+)
 BLACK = "#000000"
 # for lines that have no look of their own, in this order
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
@@ -107,7 +115,9 @@ def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Map
             look = looks[name]
             xs, ys = zip(*points, strict=True)
             label = plain_label(name)
-            axes.plot(xs, ys, color=look.colour, marker=look.marker, ls=look.style, markersize=5, linewidth=1.8, label=label)
+            axes.plot(
+                xs, ys, color=look.colour, marker=look.marker, ls=look.style, markersize=5, linewidth=1.8, label=label
+            )
     over_length(axes, title, sorted({x for points in lines.values() for x, _ in points}))
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(4) if unit == "memory" else LogLocator(10, subs=(1, 3)))
@@ -116,7 +126,9 @@ def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Map
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_unit(value)))
 
 
-def bars(axes: "Axes", title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], colours: Iterable[str]) -> None:
+def bars(
+    axes: "Axes", title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], colours: Iterable[str]
+) -> None:
     """Bars side by side with their numbers on top, and a line at 1."""
     width = 0.8 / max(len(series), 1)
     for index, ((name, heights), colour) in enumerate(zip(series.items(), colours, strict=False)):
@@ -141,7 +153,9 @@ def shared_legend(figure: "Figure", axes: "Axes", columns: int | None = None) ->
     """One legend for all panels, above them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(labels), frameon=False, fontsize=11)
+        figure.legend(
+            handles, labels, loc="outside upper center", ncols=columns or len(labels), frameon=False, fontsize=11
+        )
 
 
 def growing_legend(figure: "Figure", named: "Mapping[str, Artist]", fontsize: float) -> None:
@@ -184,4 +198,6 @@ def render(figure: "Figure", file: Path | IO[bytes], **options: Any) -> None:
         try:
             figure.savefig(file, **options)
         except UserWarning:
-            raise UserError("too many runs or too long names for one picture; give fewer, or name their folders shorter") from None
+            raise UserError(
+                "too many runs or too long names for one picture; give fewer, or name their folders shorter"
+            ) from None

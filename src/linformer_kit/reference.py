@@ -101,7 +101,9 @@ def attend_to_rows(
     keys = [layer.key(row)[shared] for row in key_rows]
     values = [layer.value(row)[shared] for row in value_rows]
     weights = softmax(np.array([query @ key for key in keys]) / np.sqrt(layer.head_dim))
-    return sum((weight * value for weight, value in zip(weights, values, strict=True)), np.zeros(layer.head_dim)), weights
+    return sum(
+        (weight * value for weight, value in zip(weights, values, strict=True)), np.zeros(layer.head_dim)
+    ), weights
 
 
 class Layer(NamedTuple):
@@ -127,7 +129,9 @@ def linformer_attention(queries: Array, context: Array, layer: Layer) -> tuple[A
         nothing = layer.output(np.zeros(layer.num_heads * layer.head_dim))
         return np.array([nothing for _ in queries]), None
     outputs, weights = [], []
-    key_rows, value_rows = ([project(context) for project in projections] for projections in (layer.key_rows, layer.value_rows))
+    key_rows, value_rows = (
+        [project(context) for project in projections] for projections in (layer.key_rows, layer.value_rows)
+    )
     for token in queries:
         heads = [
             attend_to_rows(token, key_rows[layer.kv_head(head)], value_rows[layer.kv_head(head)], layer, head)

@@ -100,7 +100,9 @@ def converted_field(value: Any, kind: Any, path: str) -> Any:
 
 def unknown_key(path: str, key: Any, names: list[str]) -> UserError:
     hint = nearest_of(key, names)
-    return UserError(f"there is no key {join(path, str(key))}{hint or '; '}{' ' if hint else ''}allowed here: {', '.join(names)}")
+    return UserError(
+        f"there is no key {join(path, str(key))}{hint or '; '}{' ' if hint else ''}allowed here: {', '.join(names)}"
+    )
 
 
 def allowed(kind: Any) -> str:

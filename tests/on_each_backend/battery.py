@@ -137,6 +137,8 @@ def run_layer_test(options, x, tmp_path):
         half = LinearMultiHeadAttention.from_config({**layer.get_config(), "dtype": policy})
         output = half(x, x)
         assert keras.backend.standardize_dtype(output.dtype) == policy.removeprefix("mixed_")
-        assert all(keras.backend.standardize_dtype(weight.dtype) in ("float32", "int32", "uint32") for weight in half.weights)
+        assert all(
+            keras.backend.standardize_dtype(weight.dtype) in ("float32", "int32", "uint32") for weight in half.weights
+        )
         half.set_weights(twin.get_weights())
         np.testing.assert_allclose(numpy(half(x, x)).astype("float32"), numpy(eager), atol=0.05)

@@ -46,7 +46,14 @@ def test_rescaled_it_is_the_reference(projection, sharing):
 
 def test_a_projection_of_all_layers_is_handed_in():
     layer, x = built(24, sharing="layerwise"), normal(2, 19, 12)
-    sizes = {"embed_dim": 12, "max_length": 24, "projected_length": 5, "sharing": "layerwise", "num_heads": 3, "rescale": False}
+    sizes = {
+        "embed_dim": 12,
+        "max_length": 24,
+        "projected_length": 5,
+        "sharing": "layerwise",
+        "num_heads": 3,
+        "rescale": False,
+    }
     shared = make_projection("linear", **sizes)
     shared.build()
     assert_close(layer(x, x, shared_projection=shared), reference_output(layer, x, shared=shared))
@@ -77,7 +84,9 @@ def test_gradients_are_those_of_the_reference(projection):
         assert (losses[0] - losses[1]) / 2e-2 == pytest.approx((gradient * direction).sum(), rel=0.03, abs=2e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"projection": "dynamic"}, {"projection": "conv", "sharing": "none"}, {"dropout": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"projection": "dynamic"}, {"projection": "conv", "sharing": "none"}, {"dropout": 0.1}]
+)
 def test_it_does_what_a_layer_of_keras_does(options, tmp_path):
     run_layer_test({"num_heads": 2, "key_dim": 8, "projection_dim": 6, **options}, normal(4, 20, 16), tmp_path)
 
@@ -99,13 +108,21 @@ def test_it_does_what_a_layer_of_keras_does(options, tmp_path):
 )
 def test_it_takes_what_multi_head_attention_takes(options, tmp_path):
     run_layer_test(
-        {"num_heads": 2, "key_dim": 8, "projection_dim": 6, "projection": "mean", **options}, normal(4, 20, 16), tmp_path
+        {"num_heads": 2, "key_dim": 8, "projection_dim": 6, "projection": "mean", **options},
+        normal(4, 20, 16),
+        tmp_path,
     )
 
 
 def test_the_losses_of_regularizers_are_those_of_multi_head_attention():
     x = normal(2, 9, 8)
-    options = {"num_heads": 2, "key_dim": 4, "kernel_regularizer": "l2", "bias_regularizer": "l1", "bias_initializer": "ones"}
+    options = {
+        "num_heads": 2,
+        "key_dim": 4,
+        "kernel_regularizer": "l2",
+        "bias_regularizer": "l1",
+        "bias_initializer": "ones",
+    }
     full = keras.layers.MultiHeadAttention(**options)
     full(x, x)
     for sharing in ("headwise", "none"):
@@ -151,7 +168,10 @@ def test_scores_are_those_of_the_rows():
     assert tuple(scores.shape) == (2, 3, 16, 5)
     assert_close(numpy(scores).sum(axis=-1), np.ones((2, 3, 16)))
     inputs = keras.Input((16, 12))
-    assert [tuple(spec.shape) for spec in layer(inputs, inputs, return_attention_scores=True)] == [(None, 16, 12), (None, 3, 16, 5)]
+    assert [tuple(spec.shape) for spec in layer(inputs, inputs, return_attention_scores=True)] == [
+        (None, 16, 12),
+        (None, 3, 16, 5),
+    ]
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
@@ -161,7 +181,12 @@ def test_shorter_inputs_and_what_stands_behind_the_mask(projection):
     dirty = x.copy()
     dirty[~mask] = np.nan
     alone = layer(x[1:, :11], x[1:, :11])
-    for call in ({"value_mask": mask}, {"key_mask": mask}, {"attention_mask": mask[:, None]}, {"lengths": np.array([20, 11])}):
+    for call in (
+        {"value_mask": mask},
+        {"key_mask": mask},
+        {"attention_mask": mask[:, None]},
+        {"lengths": np.array([20, 11])},
+    ):
         assert_close(layer(x, dirty, **call)[1:, :11], alone)
     every_query = np.repeat(mask[:, None], 20, axis=1)
     assert_close(layer(x, dirty, attention_mask=every_query)[1:, :11], alone)
@@ -314,7 +339,11 @@ def test_lengths_and_masks_are_both_honoured():
     layer, x = built(12), normal(2, 12, 12)
     mask = np.arange(12) < [[12], [4]]
     expected = layer(x, x, lengths=np.array([7, 4]))
-    for call in ({"value_mask": mask}, {"attention_mask": mask[:, None]}, {"key_mask": mask, "attention_mask": mask[:, None]}):
+    for call in (
+        {"value_mask": mask},
+        {"attention_mask": mask[:, None]},
+        {"key_mask": mask, "attention_mask": mask[:, None]},
+    ):
         assert_close(layer(x, x, lengths=np.array([7, 9]), **call), expected)
     for wrong in (13, -1):
         with pytest.raises(ValueError, match="lengths holds numbers that are not from 0 to 12"):
@@ -325,14 +354,20 @@ def test_a_shared_projection_in_a_functional_model_is_not_saved_as_several(tmp_p
     shared = make_projection(embed_dim=8, max_length=9, projected_length=3)
     inputs = keras.Input((9, 8))
     first = LinearMultiHeadAttention(2, 4, 3, sharing="layerwise")(inputs, inputs, shared_projection=shared)
-    model = keras.Model(inputs, LinearMultiHeadAttention(2, 4, 3, sharing="layerwise")(first, first, shared_projection=shared))
+    model = keras.Model(
+        inputs, LinearMultiHeadAttention(2, 4, 3, sharing="layerwise")(first, first, shared_projection=shared)
+    )
     assert model.predict(normal(2, 9, 8), verbose=0).shape == (2, 9, 8)
     with pytest.raises(NotImplementedError, match="write the model as a subclass"):
         model.save(tmp_path / "model.keras")
     with pytest.raises(ValueError, match="was made with projected_length=3 but this layer needs 4"):
-        LinearMultiHeadAttention(2, 4, 4, sharing="layerwise")(normal(2, 9, 8), normal(2, 9, 8), shared_projection=shared)
+        LinearMultiHeadAttention(2, 4, 4, sharing="layerwise")(
+            normal(2, 9, 8), normal(2, 9, 8), shared_projection=shared
+        )
     with pytest.raises(ValueError, match="value has 10 tokens but this was built for 9"):
-        LinearMultiHeadAttention(2, 4, 3, sharing="layerwise")(normal(2, 10, 8), normal(2, 10, 8), shared_projection=shared)
+        LinearMultiHeadAttention(2, 4, 3, sharing="layerwise")(
+            normal(2, 10, 8), normal(2, 10, 8), shared_projection=shared
+        )
 
 
 @pytest.mark.parametrize("sharing", ["headwise", "none"])
@@ -354,7 +389,10 @@ def test_quantised_it_is_nearly_itself_and_activities_are_regularised(sharing):
 def test_gradients_reach_every_weight_of_every_projection_and_sharing():
     """All layers side by side in one model: one graph to compile."""
     inputs = keras.Input((9, 12))
-    layers = [LinearMultiHeadAttention(3, 4, 5, projection=projection, sharing=sharing) for projection, sharing in COMBINATIONS]
+    layers = [
+        LinearMultiHeadAttention(3, 4, 5, projection=projection, sharing=sharing)
+        for projection, sharing in COMBINATIONS
+    ]
     model = keras.Model(inputs, keras.layers.Add()([layer(inputs, inputs) for layer in layers]))
     randomise(model)
     model.compile(keras.optimizers.SGD(1.0), "mse")
@@ -369,7 +407,13 @@ def test_gradients_reach_every_weight_of_every_projection_and_sharing():
 def test_full_attention_honours_lengths_beside_any_mask():
     layer, x = built(6, projection_dim=None), normal(2, 6, 12)
     expected = layer(x, x, value_mask=np.arange(6) < [[6], [2]])
-    for mask in (None, np.ones((6, 6), bool), np.ones((2, 6, 6), bool), np.ones((2, 3, 6, 6), bool), np.ones((2, 1, 6, 6), bool)):
+    for mask in (
+        None,
+        np.ones((6, 6), bool),
+        np.ones((2, 6, 6), bool),
+        np.ones((2, 3, 6, 6), bool),
+        np.ones((2, 1, 6, 6), bool),
+    ):
         assert_close(layer(x, x, lengths=[6, 2], attention_mask=mask), expected)
     with pytest.raises(ValueError, match="lengths holds numbers that are not from 0 to 6"):
         layer(x, x, lengths=[99, 2])

@@ -144,7 +144,12 @@ def test_ids_that_only_a_graph_sees_give_no_answer():
     typed = keras.Model(named, Linformer(**SIZES)(named))
     types = np.zeros_like(IDS)
     types[2] = 1  # there is one kind of tokens
-    assert np.isnan(typed.predict({"input_ids": IDS, "token_type_ids": types}, verbose=0)).any(axis=1).tolist() == [0, 0, 1, 0]
+    assert np.isnan(typed.predict({"input_ids": IDS, "token_type_ids": types}, verbose=0)).any(axis=1).tolist() == [
+        0,
+        0,
+        1,
+        0,
+    ]
     assert np.isnan(probabilities[1]).all()
     assert np.isfinite(probabilities[[0, 2, 3]]).all()
 

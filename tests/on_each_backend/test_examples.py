@@ -28,7 +28,9 @@ def test_sentiment_of_files(tmp_path):
     for split, count in (("train", 20), ("test", 8)):
         rows = keras_sentiment.made_up_reviews(count, 30, seed=0)
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert 0 <= keras_sentiment.main(["--data", str(tmp_path), "--words", "30", "--examples", "16", "--epochs", "1"]) <= 1
+    assert (
+        0 <= keras_sentiment.main(["--data", str(tmp_path), "--words", "30", "--examples", "16", "--epochs", "1"]) <= 1
+    )
 
 
 def test_sentiment_of_files_that_are_not_there_or_empty(tmp_path):

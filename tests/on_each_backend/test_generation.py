@@ -20,7 +20,11 @@ def greedily(model, ids, steps, **source):
     ids = np.pad(ids, ((0, 0), (0, steps)))
     name = "decoder_input_ids" if source else "input_ids"
     for count in range(first, first + steps):
-        mask = {} if source else {"attention_mask": np.broadcast_to(np.arange(first + steps) < count, ids.shape).astype("int32")}
+        mask = (
+            {}
+            if source
+            else {"attention_mask": np.broadcast_to(np.arange(first + steps) < count, ids.shape).astype("int32")}
+        )
         logits = model.predict_on_batch({**source, **mask, name: ids})
         ids[:, count] = logits[:, count - 1].argmax(axis=-1)
     return ids
@@ -78,7 +82,9 @@ def test_tokens_are_drawn_by_their_probabilities():
     assert (model.generate(ids, 1, temperature=2.0, seed=2)[:, -1] != drawn).any()
     few = set(model.generate(ids, 1, temperature=2.0, top_k=2, seed=1)[:, -1])
     assert few == set(np.argsort(logits)[-2:])
-    np.testing.assert_array_equal(model.generate(IDS[:1] % 4 + 1, 5, temperature=1.0, top_k=1), model.generate(IDS[:1] % 4 + 1, 5))
+    np.testing.assert_array_equal(
+        model.generate(IDS[:1] % 4 + 1, 5, temperature=1.0, top_k=1), model.generate(IDS[:1] % 4 + 1, 5)
+    )
 
 
 def test_new_weights_are_used_and_the_loop_is_not_part_of_the_model(tmp_path):
@@ -87,7 +93,9 @@ def test_new_weights_are_used_and_the_loop_is_not_part_of_the_model(tmp_path):
     before = model.generate(IDS, max_new_tokens=6)
     assert (len(model.layers), model.num_params()) == (layers, parameters)
     model.save(tmp_path / "model.keras")
-    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras").generate(IDS, max_new_tokens=6), before)
+    np.testing.assert_array_equal(
+        keras.models.load_model(tmp_path / "model.keras").generate(IDS, max_new_tokens=6), before
+    )
     randomise(model)
     after = model.generate(IDS, max_new_tokens=6)
     np.testing.assert_array_equal(after, greedily(model, IDS, 6))

@@ -44,7 +44,9 @@ def test_it_is_compiled_fitted_evaluated_asked_and_saved(tmp_path):
         keras.callbacks.ModelCheckpoint(best),
         keras.callbacks.TensorBoard(tmp_path / "log"),
     ]
-    history = model.fit(IDS, CLASSES, batch_size=4, epochs=2, validation_data=(IDS, CLASSES), callbacks=callbacks, verbose=0)
+    history = model.fit(
+        IDS, CLASSES, batch_size=4, epochs=2, validation_data=(IDS, CLASSES), callbacks=callbacks, verbose=0
+    )
     assert set(history.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert any((tmp_path / "log").rglob("*tfevents*"))
     loss, accuracy = model.evaluate(IDS, CLASSES, verbose=0)
@@ -55,7 +57,9 @@ def test_it_is_compiled_fitted_evaluated_asked_and_saved(tmp_path):
     printed = []
     model.summary(print_fn=lambda line, line_break=True: printed.append(line))
     assert f"{model.num_params():,}" in "\n".join(printed)
-    assert model.num_params() == sum(int(np.prod(weight.shape)) for weight in model.weights if "seed" not in weight.path)
+    assert model.num_params() == sum(
+        int(np.prod(weight.shape)) for weight in model.weights if "seed" not in weight.path
+    )
 
     model.save(tmp_path / "model.keras")
     for path in (tmp_path / "model.keras", best):
@@ -115,7 +119,9 @@ def test_kinds_of_tokens_tell_pairs_apart():
     types = np.array([[0] * 10 + [1] * 10] * 8)
     with_types = model.predict({"input_ids": IDS, "token_type_ids": types}, verbose=0)
     assert np.abs(with_types - model.predict(IDS, verbose=0)).max() > 1e-3
-    assert_close(model.predict({"input_ids": IDS, "token_type_ids": 0 * types}, verbose=0), model.predict(IDS, verbose=0))
+    assert_close(
+        model.predict({"input_ids": IDS, "token_type_ids": 0 * types}, verbose=0), model.predict(IDS, verbose=0)
+    )
     batch = {"input_ids": np.stack([padded(ids, 31, "between") for ids in IDS])}
     batch["token_type_ids"] = np.zeros_like(batch["input_ids"])
     batch["token_type_ids"][batch["input_ids"] != 0] = types.ravel()
@@ -200,7 +206,9 @@ def test_padding_is_not_learnt_from_where_the_loss_ignores_it():
     ids = np.stack([padded(ids[:5], 20, "between") for ids in IDS])
     model = randomise(LinformerMaskedLM(**{**SIZES, "dropout": 0.0}))
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0))
-    assert model.evaluate(ids, ids, verbose=0) == pytest.approx(model.evaluate(IDS[:, :5], IDS[:, :5], verbose=0), rel=1e-4)
+    assert model.evaluate(ids, ids, verbose=0) == pytest.approx(
+        model.evaluate(IDS[:, :5], IDS[:, :5], verbose=0), rel=1e-4
+    )
 
 
 def test_ids_may_come_as_floats_also_in_half_precision():

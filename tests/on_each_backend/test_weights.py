@@ -39,8 +39,21 @@ CONFIGS = [
 
 def in_torch(name, **changes):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
-    more = {"max_position_embeddings": 24, "projected_length": 5, "block_length": 4, "slots": 2, "num_labels": 3, "bos_token_id": 1}
+    sizes = {
+        "vocab_size": 30,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 24,
+    }
+    more = {
+        "max_position_embeddings": 24,
+        "projected_length": 5,
+        "block_length": 4,
+        "slots": 2,
+        "num_labels": 3,
+        "bos_token_id": 1,
+    }
     model = getattr(linformer_kit, name)(linformer_kit.LinformerConfig(**{**sizes, **more, **changes}))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -94,7 +107,9 @@ def test_both_sides_say_the_same_and_nothing_is_lost_on_the_way(name, number):
 def test_the_layer_says_what_its_twin_says(projection, sharing):
     torch.manual_seed(0)
     options = {"max_length": 24, "projected_length": 5, "projection": projection, "sharing": sharing}
-    twin = linformer_kit.LinformerAttention(12, 3, **options, rescale=projection == "linear", bias=projection != "conv").eval()
+    twin = linformer_kit.LinformerAttention(
+        12, 3, **options, rescale=projection == "linear", bias=projection != "conv"
+    ).eval()
     layer = from_torch(twin)
     randomise(layer)
     twin.load_state_dict(to_torch(layer).state_dict())
@@ -104,7 +119,9 @@ def test_the_layer_says_what_its_twin_says(projection, sharing):
     assert_close(numpy(layer(x, x, value_mask=MASK))[MASK], expected[MASK])
 
 
-@pytest.mark.parametrize("changes", [{"sharing": "none"}, {"sharing": "none", "projection": "conv"}, {"projection": "dynamic"}])
+@pytest.mark.parametrize(
+    "changes", [{"sharing": "none"}, {"sharing": "none", "projection": "conv"}, {"projection": "dynamic"}]
+)
 def test_key_value_heads_that_serve_several_are_repeated(changes):
     twin = in_torch("LinformerForConditionalGeneration", **changes, num_key_value_heads=2)
     compared(from_torch(twin), twin)
@@ -134,13 +151,17 @@ def test_a_classifier_gives_logits_or_what_it_is_told_to():
 
 
 def test_what_has_no_twin_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="LinformerForTokenClassification has no twin in Keras; those that have are LinformerModel"):
+    with pytest.raises(
+        TypeError, match="LinformerForTokenClassification has no twin in Keras; those that have are LinformerModel"
+    ):
         from_torch(in_torch("LinformerForTokenClassification"))
     with pytest.raises(ValueError, match="is_decoder=True has no twin in Keras"):
         from_torch(in_torch("LinformerModel", is_decoder=True))
     with pytest.raises(ValueError, match=r"eos_token_id is \[2, 3\]; here there is one end"):
         from_torch(in_torch("LinformerForCausalLM", eos_token_id=[2, 3]))
-    with pytest.raises(FileNotFoundError, match=r"holds no model: there is neither config\.json nor model/config\.json"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no model: there is neither config\.json nor model/config\.json"
+    ):
         from_torch(tmp_path)
     in_torch("LinformerForQuestionAnswering").save_pretrained(tmp_path)
     with pytest.raises(TypeError, match="holds a LinformerForQuestionAnswering, which has no twin in Keras"):

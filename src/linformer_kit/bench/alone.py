@@ -28,7 +28,9 @@ def ask(module: str, question: Any, seconds: float | None = None) -> Any:
     release_free_memory()  # what this process holds (`hold_memory`) the other one could not have
     command = [sys.executable, "-m", module, json.dumps(question)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **PLAIN_ALLOCATION}, timeout=seconds)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, **PLAIN_ALLOCATION}, timeout=seconds
+        )
     except subprocess.TimeoutExpired:
         raise Ended(OVER_TIME_LIMIT) from None
     if done.returncode == 0:

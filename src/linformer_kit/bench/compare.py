@@ -60,7 +60,9 @@ def compare(sweep: Sweep, path: Path, fresh: bool, console: Console) -> Table:
         try:
             run_steps(comparison.steps(), console)
         except KeyboardInterrupt:
-            raise Stopped(f"Stopped; what was measured is kept in {path}, and the same command goes on from there.", 130) from None
+            raise Stopped(
+                f"Stopped; what was measured is kept in {path}, and the same command goes on from there.", 130
+            ) from None
     show(comparison.table, console)
     return comparison.table
 
@@ -80,7 +82,12 @@ class Comparison:
 
     def facts(self, implementation: str) -> Row:
         """All that a row of this implementation depends on."""
-        named = {**self.sweep.sizes, **self.machine, "code": self.machine["model_code"], "package": version_of(implementation)}
+        named = {
+            **self.sweep.sizes,
+            **self.machine,
+            "code": self.machine["model_code"],
+            "package": version_of(implementation),
+        }
         named |= {"tokens": self.sweep.tokens, "device": device_name(self.sweep.device)}
         return {name: as_text(named[name]) for name in FACTS}
 
@@ -106,7 +113,9 @@ class Comparison:
         steps = []
         for group in self.sweep.groups():
             if self.sweep.tokens == 0:
-                steps.append(Step(f"{group}: largest batch", partial(self.is_probed, group), partial(self.probe, group)))
+                steps.append(
+                    Step(f"{group}: largest batch", partial(self.is_probed, group), partial(self.probe, group))
+                )
             count = len(group.points(batch=1))
             for index in range(count):
                 name = f"{group}: alone, {index + 1} of {count}"
@@ -149,7 +158,9 @@ class Comparison:
         rows = [point.projected_length for point in candidates if point.projected_length is not None]
         probed = [point for point in candidates if point.projected_length in (None, max(rows, default=None))]
         found = [solo(point, self.sweep.time_limit) for point in probed]
-        batch = min(largest_batch(each, examples, self.sweep.time_limit, free_bytes(self.sweep.device)) for each in found)
+        batch = min(
+            largest_batch(each, examples, self.sweep.time_limit, free_bytes(self.sweep.device)) for each in found
+        )
         self.table.put([self.row(point) for point in group.points(batch)])
         yield f"{group}: batches of {batch:,}"
 
@@ -185,7 +196,12 @@ class Comparison:
         peak_mib = None if found.peak_bytes is None else found.peak_bytes / 2**20
         if found.status == OK:  # it has to take turns with all others: their times are forgotten
             self.table.put([self.row(rival, **as_row(Timing(""))) for rival in self.rivals(group) if self.found(rival)])
-        what = {"memory_status": found.status, "peak_mib": peak_mib, "time_limit": self.sweep.time_limit, "note": found.note}
+        what = {
+            "memory_status": found.status,
+            "peak_mib": peak_mib,
+            "time_limit": self.sweep.time_limit,
+            "note": found.note,
+        }
         self.table.put([self.row(point, status=None if found.status == OK else found.status, **what)])
         yield f"{point}: {found.status if peak_mib is None else drawing.size(peak_mib)}{'; ' if found.note else ''}{found.note}"
 
@@ -196,7 +212,9 @@ class Comparison:
             status, length, tokens = row["memory_status"], int(row["length"]), int(row["length"]) * int(row["batch"])
             is_smaller = length < point.length and tokens <= point.length * point.batch
             too_much = status in (OUT_OF_MEMORY, OVER_TIME_LIMIT) and is_smaller
-            wrong = status == WRONG and point.subject != "layer" and length != point.length  # checked at the same length always
+            wrong = (
+                status == WRONG and point.subject != "layer" and length != point.length
+            )  # checked at the same length always
             if too_much or wrong:
                 return Solo(status, note=f"so it was at N={length:,}; not tried")
         return None
@@ -218,7 +236,9 @@ class Comparison:
                         raise
                     timings[point] = Timing(OUT_OF_MEMORY)  # beside the others
         least = min(3, self.sweep.rounds)
-        timings |= time_interleaved(calls, budget_seconds=self.sweep.seconds, least_rounds=least, most_rounds=self.sweep.rounds)
+        timings |= time_interleaved(
+            calls, budget_seconds=self.sweep.seconds, least_rounds=least, most_rounds=self.sweep.rounds
+        )
         self.table.put([self.row(point, **as_row(timings[point])) for point in points])
         for point in points:
             median = timings[point].median
@@ -264,7 +284,9 @@ def show(table: Table, console: Console) -> None:
     """What was measured, one table per subject and step, with the ratio to full attention."""
     rows = sorted(table.rows(), key=lambda row: int(row["length"]))
     for subject, step in dict.fromkeys((row["subject"], row["step"]) for row in rows):
-        shown = RichTable(title=f"{subject}, {step}", caption=f"ratio: {OURS_NONE} ÷ this", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        shown = RichTable(
+            title=f"{subject}, {step}", caption=f"ratio: {OURS_NONE} ÷ this", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
         for heading in ("N", "B", "implementation", "K", "time", "spread", "ratio", "memory"):
             shown.add_column(heading, no_wrap=True, justify="left" if heading == "implementation" else "right")
         for row in rows:
@@ -283,4 +305,13 @@ def texts_of(row: Row, table: Table) -> list[str]:
     spread = f"±{50 * (slowest - fastest) / median:.0f} %" if is_timed else ""
     ratio = f"{baseline / median:.2f}×" if baseline and is_timed else ""
     memory = drawing.size(float(row["peak_mib"])) if row["peak_mib"] else row["memory_status"]
-    return [f"{int(row['length']):,}", row["batch"], row["implementation"], row["projected_length"], time, spread, ratio, memory]
+    return [
+        f"{int(row['length']):,}",
+        row["batch"],
+        row["implementation"],
+        row["projected_length"],
+        time,
+        spread,
+        ratio,
+        memory,
+    ]

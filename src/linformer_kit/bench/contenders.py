@@ -213,7 +213,9 @@ def check_encoder(point: Point) -> None:
         exact = twin_encoder(small)
     else:
         return
-    require_model_agreement(point.implementation, model, exact.double(), small.sizes.random_ids(CHECKED_BATCH, CHECKED_LENGTH))
+    require_model_agreement(
+        point.implementation, model, exact.double(), small.sizes.random_ids(CHECKED_BATCH, CHECKED_LENGTH)
+    )
 
 
 # encoder-decoders
@@ -293,7 +295,9 @@ def check_encoder_decoder(point: Point) -> None:
         long_BT = small.sizes.random_ids(1, model.config.block_length * 3 // 2)
         with torch.no_grad():
             expected_BTV = peer_models.plain_logits(copy.deepcopy(model).double(), ids_BN, long_BT)
-            require_agreement(point.implementation, "logits", model(ids_BN, decoder_input_ids=long_BT).logits, expected_BTV)
+            require_agreement(
+                point.implementation, "logits", model(ids_BN, decoder_input_ids=long_BT).logits, expected_BTV
+            )
         check_generator(point.implementation, model, ids_BN, long_BT[:, : model.config.block_length + 4])
 
 
@@ -305,7 +309,9 @@ BERT_EAGER = "bert-eager"
 KIT, TRANSFORMERS = "linformer-kit", "transformers"
 CONTENDERS: dict[str, Contender] = {
     OURS: Contender(KIT, True, {"layer": our_layer, "encoder": twin_encoder, "encoder-decoder": our_encoder_decoder}),
-    OURS_NONE: Contender(KIT, False, {"layer": unprojected_layer, "encoder": twin_encoder, "encoder-decoder": our_encoder_decoder}),
+    OURS_NONE: Contender(
+        KIT, False, {"layer": unprojected_layer, "encoder": twin_encoder, "encoder-decoder": our_encoder_decoder}
+    ),
     peers.LINFORMER: Contender(
         peers.LINFORMER,
         True,
@@ -386,7 +392,11 @@ def make_encoder_decoder_call(model: Any, source_BN: Tensor, target_BT: Tensor, 
     def generation() -> object:
         tokens = target_BT.shape[1] - 1  # the first is the mark of the beginning
         return model.generate(
-            source_BN, attention_mask=torch.ones_like(source_BN), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False
+            source_BN,
+            attention_mask=torch.ones_like(source_BN),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
         )
 
     return {"forward": forward, "training": training, "generation": generation}[step]

@@ -84,7 +84,9 @@ def check_generator(name: str, model: Generator, ids_BN: Tensor, new_BT: Tensor)
     started = read(model, ids_BN)
     go_on(model, started, new_BT.shape[1])  # must leave no trace in what comes after
     cache = copied(started.cache)
-    logits_BTV = torch.cat([logits_after(model, started, cache, token_B1) for token_B1 in new_BT.split(1, dim=1)], dim=1)
+    logits_BTV = torch.cat(
+        [logits_after(model, started, cache, token_B1) for token_B1 in new_BT.split(1, dim=1)], dim=1
+    )
     exact = copy.deepcopy(model).double()
     if isinstance(exact, LinformerForCausalLM):
         output = exact(torch.cat([ids_BN, new_BT], dim=1), use_cache=False)

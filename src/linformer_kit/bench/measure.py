@@ -86,7 +86,9 @@ def gemm_calls() -> dict[str, Callable[[], object]]:
 def gemm_rate(timings: Mapping[Any, Timing]) -> float | None:
     """Multiply-adds per second of the faster of the products of `gemm_calls`; None if they were not timed."""
     rates = [
-        math.prod(shape) / median for name, shape in GEMM_SHAPES.items() if name in timings and (median := timings[name].median)
+        math.prod(shape) / median
+        for name, shape in GEMM_SHAPES.items()
+        if name in timings and (median := timings[name].median)
     ]
     return max(rates, default=None)
 
@@ -111,11 +113,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is a failed allocation: torch reports those of the CPU as a RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return bool(re.search(r"can't allocate memory|not enough memory|bad_alloc|out of memory", str(error), re.IGNORECASE))
+    return bool(
+        re.search(r"can't allocate memory|not enough memory|bad_alloc|out of memory", str(error), re.IGNORECASE)
+    )
 
 
 def time_interleaved(
-    calls: Mapping[Name, Callable[[], object]], *, budget_seconds: float = 20.0, least_rounds: int = 3, most_rounds: int = 9
+    calls: Mapping[Name, Callable[[], object]],
+    *,
+    budget_seconds: float = 20.0,
+    least_rounds: int = 3,
+    most_rounds: int = 9,
 ) -> dict[Name, Timing]:
     """Time every call once per round, so that whatever slows the machine for a while slows all of them.
 
@@ -125,7 +133,9 @@ def time_interleaved(
     """
     warm_up = {name: seconds_if_it_fits(call) for name, call in calls.items()}
     seconds: dict[Name, list[float]] = {name: [] for name, one in warm_up.items() if one is not None}
-    rounds = min(max(int(budget_seconds / max(sum(one or 0 for one in warm_up.values()), 1e-9)), least_rounds), most_rounds)
+    rounds = min(
+        max(int(budget_seconds / max(sum(one or 0 for one in warm_up.values()), 1e-9)), least_rounds), most_rounds
+    )
     gc.collect()
     shuffler, order = random.Random(0), list(seconds)
     for _ in range(rounds):
@@ -190,7 +200,9 @@ def limit_memory() -> None:
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = in_use + int(0.95 * available)
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
 
 
 def available_bytes() -> int | None:

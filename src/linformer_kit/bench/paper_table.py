@@ -130,7 +130,11 @@ def draw(found: list[Row], facts: Row) -> "Figure":
     figure, panels = drawing.new_figure(1, 2, height=4.6)
     lengths = sorted({int(cell["n"]) for cell in found})
     for axes, saved in zip(panels, SAVED, strict=True):
-        by_place = {(lengths.index(int(cell["n"])), ROWS.index(int(cell["k"]))): cell for cell in found if cell["saved"] == saved}
+        by_place = {
+            (lengths.index(int(cell["n"])), ROWS.index(int(cell["k"]))): cell
+            for cell in found
+            if cell["saved"] == saved
+        }
         numbers = np.full((len(lengths), len(ROWS)), np.nan)
         for place, cell in by_place.items():
             numbers[place] = float(cell["measured"] or "nan")

@@ -97,7 +97,9 @@ def model_dependencies() -> dict[str, str]:
 
 def our_encoder(length: int, sizes: Sizes, attention: str = "sdpa", **options: Any) -> LinformerModel:
     """An encoder of ours, without dropout."""
-    model = LinformerModel(LinformerConfig(**sizes.of_config(length), **NO_DROPOUT, **options, attn_implementation=attention))
+    model = LinformerModel(
+        LinformerConfig(**sizes.of_config(length), **NO_DROPOUT, **options, attn_implementation=attention)
+    )
     for module in model.modules():
         if isinstance(module, LinearProjection):
             # rows of unit variance also from the few tokens that are compared: with the segment means of a new model most are 0
@@ -124,7 +126,9 @@ def big_bird(length: int, sizes: Sizes) -> nn.Module:
 
 def nystromformer(length: int, sizes: Sizes) -> nn.Module:
     options = {"num_landmarks": 64, "segment_means_seq_len": length}
-    return transformers.NystromformerModel(transformers.NystromformerConfig(**sizes.of_config(length), **NO_DROPOUT, **options))
+    return transformers.NystromformerModel(
+        transformers.NystromformerConfig(**sizes.of_config(length), **NO_DROPOUT, **options)
+    )
 
 
 def fnet(length: int, sizes: Sizes) -> nn.Module:
@@ -249,7 +253,9 @@ def plain_logits(model: LinformerForConditionalGeneration, source_BN: Tensor, ta
     for layer in decoder.layers:
         attend = MaskedBlockCausal(layer.attention, decoder.projection)
         x_BTC = plain_residual(layer.attention_residual, x_BTC, attend)
-        cross = partial(plain_attention, layer.cross_attention, context_BNC=source_BNC, projection=decoder.source_projection)
+        cross = partial(
+            plain_attention, layer.cross_attention, context_BNC=source_BNC, projection=decoder.source_projection
+        )
         x_BTC = plain_residual(layer.cross_attention_residual, x_BTC, cross)
         x_BTC = plain_feed_forward(layer, x_BTC)
     return model.lm_head(x_BTC if decoder.norm is None else decoder.norm(x_BTC))
@@ -303,7 +309,9 @@ def as_linformer(bert: transformers.BertModel) -> LinformerModel:
     """Our encoder without projection and with norms last, with the weights of a BERT: the same function."""
     options = {name: getattr(bert.config, name) for name in Sizes().of_config(1)}
     eps = bert.config.layer_norm_eps
-    model = LinformerModel(LinformerConfig(**options, **NO_DROPOUT, projection="none", norm_first=False, layer_norm_eps=eps))
+    model = LinformerModel(
+        LinformerConfig(**options, **NO_DROPOUT, projection="none", norm_first=False, layer_norm_eps=eps)
+    )
     in_bert = {
         "embeddings.norm": "embeddings.LayerNorm",
         "layers.": "encoder.layer.",

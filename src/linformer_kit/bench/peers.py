@@ -67,7 +67,8 @@ class FullAttention(nn.Module):
 
     def forward(self, x_BNC: Tensor) -> Tensor:
         query, keys, values = (
-            linear(x_BNC).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for linear in (self.query, self.key, self.value)
+            linear(x_BNC).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
         )
         heads_BHND = F.scaled_dot_product_attention(query, keys, values, is_causal=self.causal)
         return self.output(heads_BHND.transpose(1, 2).flatten(2))
@@ -97,7 +98,9 @@ def our_causal_layer(
     block_length: int, slots: int, embed_dim: int = EMBED_DIM, num_heads: int = NUM_HEADS, projection: str = "linear"
 ) -> CausalLinformerAttention:
     """Our block-causal layer, likewise."""
-    layer = CausalLinformerAttention(embed_dim, num_heads, block_length=block_length, slots=slots, projection=projection)
+    layer = CausalLinformerAttention(
+        embed_dim, num_heads, block_length=block_length, slots=slots, projection=projection
+    )
     randomise_(layer)
     return layer.eval()
 
@@ -117,7 +120,12 @@ def linformer_layer(ours: LinformerAttention) -> nn.Module:
 def copy_to_linformer(ours: LinformerAttention, peer: Any) -> None:
     """Give a `LinformerSelfAttention` of the package `linformer` the weights of `ours`."""
     E_NMK = _matrices(ours)
-    for theirs, our in ((peer.to_q, ours.query), (peer.to_k, ours.key), (peer.to_v, ours.value), (peer.to_out, ours.output)):
+    for theirs, our in (
+        (peer.to_q, ours.query),
+        (peer.to_k, ours.key),
+        (peer.to_v, ours.value),
+        (peer.to_out, ours.output),
+    ):
         theirs.weight.copy_(our.weight)
     peer.to_out.bias.copy_(ours.output.bias)
     peer.proj_k.copy_(E_NMK[:, 0])
@@ -220,7 +228,9 @@ def check_layers(layers: Mapping[str, nn.Module], ours: LinformerAttention, x: T
     """
     projected = copy.deepcopy(ours).double()
     unprojected = LinformerAttention(ours.embed_dim, ours.num_heads, head_dim=ours.head_dim, projection="none").double()
-    unprojected.load_state_dict({name: weight for name, weight in ours.state_dict().items() if not name.startswith("projection.")})
+    unprojected.load_state_dict(
+        {name: weight for name, weight in ours.state_dict().items() if not name.startswith("projection.")}
+    )
     position_P = torch.linspace(0, x.shape[1] - 1, COMPARED_POSITIONS).long()
 
     def check(name: str, layer: nn.Module) -> None:

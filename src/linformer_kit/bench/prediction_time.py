@@ -59,12 +59,20 @@ class Experiment:
         try:
             with torch.device("meta"):
                 torch_layer(self, "Linformer")
-        except (RuntimeError, TypeError, ValueError) as error:  # options that do not go together, sizes beyond all bounds
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:  # options that do not go together, sizes beyond all bounds
             raise UserError(str(error).splitlines()[0]) from None
 
     def options_of(self, which: Which) -> dict[str, Any]:
         """The two layers differ in one option."""
-        return {"projection": "none"} if which == "full attention" else {"projection": self.projection, "sharing": self.sharing}
+        return (
+            {"projection": "none"}
+            if which == "full attention"
+            else {"projection": self.projection, "sharing": self.sharing}
+        )
 
 
 @dataclass(frozen=True)
@@ -151,11 +159,19 @@ def twin(experiment: Experiment, which: Which, layer: Any) -> LinformerAttention
     def tensor(weight: Any) -> torch.Tensor:
         return torch.from_numpy(keras.ops.convert_to_numpy(weight).copy())
 
-    pairs = {"query": layer.query_dense, "key": layer.key_dense, "value": layer.value_dense, "output": layer.output_dense}
+    pairs = {
+        "query": layer.query_dense,
+        "key": layer.key_dense,
+        "value": layer.value_dense,
+        "output": layer.output_dense,
+    }
     weights = {}
     for name, dense in pairs.items():
         rows = features if name == "output" else experiment.embedding_dim
-        weights[f"{name}.weight"], weights[f"{name}.bias"] = tensor(dense.kernel).reshape(rows, -1).T, tensor(dense.bias).flatten()
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = (
+            tensor(dense.kernel).reshape(rows, -1).T,
+            tensor(dense.bias).flatten(),
+        )
     if which == "Linformer":
         weights |= {f"projection.{weight.name}": tensor(weight) for weight in layer.projection.weights}
     ours.load_state_dict(weights)
@@ -163,7 +179,9 @@ def twin(experiment: Experiment, which: Which, layer: Any) -> LinformerAttention
 
 
 @torch.no_grad()
-def check(experiment: Experiment, which: Which, layer: LinformerAttention, output_BNC: torch.Tensor, x_BNC: torch.Tensor) -> None:
+def check(
+    experiment: Experiment, which: Which, layer: LinformerAttention, output_BNC: torch.Tensor, x_BNC: torch.Tensor
+) -> None:
     """Refuse a layer whose output at some positions is not that of a float64 evaluation: the plainest there is, for a learned E."""
     exact = copy.deepcopy(layer).cpu().double()
     has_plain = which == "full attention" or (experiment.projection == "linear" and experiment.sharing != "none")
@@ -193,7 +211,9 @@ def measure(experiment: Experiment, console: Console) -> dict[str, Any]:
         solos = {which: alone(experiment, which) for which in WHICH}
     contestants = {which: build(experiment, which) for which in WHICH if solos[which].status == OK}
     with console.status("time, in turns"):
-        timings = time_interleaved({which: contestant.call for which, contestant in contestants.items()}, budget_seconds=30.0)
+        timings = time_interleaved(
+            {which: contestant.call for which, contestant in contestants.items()}, budget_seconds=30.0
+        )
     timings = {which: timings.get(which, Timing(solos[which].status)) for which in WHICH}
     ours, full = (timings[which].median for which in WHICH)
     return {
@@ -223,7 +243,9 @@ def keras_facts(device: str) -> str:
         raise UserError(f"Keras does not start: {error}") from None
     if keras.backend.backend() == "torch":
         check_device(device)
-    elif device not in (devices := [*keras.distribution.list_devices()]) and device not in [name.split(":")[0] for name in devices]:
+    elif device not in (devices := [*keras.distribution.list_devices()]) and device not in [
+        name.split(":")[0] for name in devices
+    ]:
         raise UserError(f"device is {device!r}; Keras on {keras.backend.backend()} has here: {', '.join(devices)}")
     return f"{keras.__version__} on {keras.backend.backend()}"
 
@@ -236,14 +258,18 @@ def show(found: dict[str, Any], console: Console) -> None:
     parameters = Table("layer", "part", "shape", "parameters", box=SIMPLE_HEAD)
     for which, layer in found["layers"].items():
         for name, part in layer["parts"].items():
-            parameters.add_row(which, name, " × ".join(f"{size:,}" for size in part["shape"]), f"{part['parameters']:,}")
+            parameters.add_row(
+                which, name, " × ".join(f"{size:,}" for size in part["shape"]), f"{part['parameters']:,}"
+            )
         parameters.add_row(which, "in all", "", f"{layer['parameters']:,}", style="bold", end_section=True)
     times = Table("layer", "time, median", "fastest – slowest", "rounds", "peak memory", box=SIMPLE_HEAD)
     for which, layer in found["layers"].items():
         median, peak = layer["seconds_median"], layer["peak_mib"]
         spread = [drawing.duration(layer[name]) for name in ("seconds_fastest", "seconds_slowest") if median]
         time = drawing.duration(median) if median else layer["status"]
-        times.add_row(which, time, " – ".join(spread), str(layer["rounds"] or ""), "" if peak is None else drawing.size(peak))
+        times.add_row(
+            which, time, " – ".join(spread), str(layer["rounds"] or ""), "" if peak is None else drawing.size(peak)
+        )
     console.print(settings, parameters, times)
     for layer in found["layers"].values():
         if layer["note"]:

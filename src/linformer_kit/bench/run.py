@@ -69,7 +69,9 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another run is measuring in {folder}; wait for it, or choose another folder with --output") from None
+            raise UserError(
+                f"another run is measuring in {folder}; wait for it, or choose another folder with --output"
+            ) from None
         yield
     finally:
         os.close(handle)
@@ -104,7 +106,9 @@ def run_steps(steps: list[Step], console: Console) -> None:
     limit_memory()
     hold_memory()
     if os.getloadavg()[0] > 0.5:
-        console.print("[yellow]Other programs are running: layers with many small steps will look slower than they are.[/]")
+        console.print(
+            "[yellow]Other programs are running: layers with many small steps will look slower than they are.[/]"
+        )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(steps))
@@ -134,11 +138,15 @@ def run_program(program: Program, output: Path, fresh: bool, summary: bool, quic
         else:
             sweep = program.sweeps[1 if quick else 0]
             with alone_in(output):
-                machine = start_over_if_needed(program, output, {"sweep": sweep.name, **program.describe()}, fresh, console)
+                machine = start_over_if_needed(
+                    program, output, {"sweep": sweep.name, **program.describe()}, fresh, console
+                )
                 benchmark = program.make(sweep, output)
                 run_steps(benchmark.steps(), console)
     except KeyboardInterrupt:
-        print(f"stopped; what was measured is kept in {output}, and the same command goes on from there", file=sys.stderr)
+        print(
+            f"stopped; what was measured is kept in {output}, and the same command goes on from there", file=sys.stderr
+        )
         raise typer.Exit(130) from None
     except (MissingPeer, WrongImplementation, ValueError) as error:
         fail(str(error))
@@ -148,5 +156,8 @@ def run_program(program: Program, output: Path, fresh: bool, summary: bool, quic
 
 def in_words(point: str, timings: dict[str, Timing]) -> str:
     """One line about a point."""
-    parts = [f"{name} {drawing.duration(timing.median) if timing.median else timing.status}" for name, timing in timings.items()]
+    parts = [
+        f"{name} {drawing.duration(timing.median) if timing.median else timing.status}"
+        for name, timing in timings.items()
+    ]
     return f"{point}: {', '.join(parts)}"

@@ -60,7 +60,9 @@ def measure_call(call: Callable[[], object], device: torch.device, time_limit: f
     peak_bytes = peak_memory(call) if device.type == "cpu" else accelerator_memory(call, device)
     seconds = time.perf_counter() - start
     if seconds > time_limit:
-        return Solo(OVER_TIME_LIMIT, seconds, peak_bytes, f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s")
+        return Solo(
+            OVER_TIME_LIMIT, seconds, peak_bytes, f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s"
+        )
     return Solo(OK, seconds, peak_bytes)
 
 

@@ -40,7 +40,9 @@ class Sweep:
     sharing: Sharing = "headwise"
     target_length: Annotated[int, Bounds("at least 2", lambda number: number >= 2)] = 64
     device: str = "cpu"
-    seconds: Annotated[float, POSITIVE] = 20.0  # for the rounds of one length, subject and step; three rounds there are at least
+    seconds: Annotated[float, POSITIVE] = (
+        20.0  # for the rounds of one length, subject and step; three rounds there are at least
+    )
     rounds: Count = 9  # at most
     time_limit: Annotated[float, POSITIVE] = 60.0  # seconds of a call
 
@@ -124,7 +126,9 @@ def read_sweep(keys: Mapping[str, Any]) -> Sweep:
 def check_sizes(sweep: Sweep) -> None:
     """What types cannot say."""
     if sweep.hidden_size % sweep.num_heads:
-        raise UserError(f"hidden_size is {sweep.hidden_size}, which {sweep.num_heads} heads cannot share; num_heads must divide it")
+        raise UserError(
+            f"hidden_size is {sweep.hidden_size}, which {sweep.num_heads} heads cannot share; num_heads must divide it"
+        )
     if any(CONTENDERS[name].projects for name in sweep.implementations):
         for rows in sweep.projected_lengths:
             if rows > max(sweep.lengths):
@@ -135,9 +139,13 @@ def check_sizes(sweep: Sweep) -> None:
     for name in sweep.implementations:
         if not any(can_do(name, subject, step) for subject, step in product(sweep.subjects, sweep.steps)):
             subjects = ", ".join(CONTENDERS[name].builds)
-            raise UserError(f"{name} takes no part in {words(sweep.subjects)} × {words(sweep.steps)}; it has {subjects}")
+            raise UserError(
+                f"{name} takes no part in {words(sweep.subjects)} × {words(sweep.steps)}; it has {subjects}"
+            )
         if sweep.sharing != "headwise" and name in (LINFORMER, LINFORMER_PYTORCH):
-            raise UserError(f"sharing is {sweep.sharing}, but {name} is compared with headwise only; leave it out, or use headwise")
+            raise UserError(
+                f"sharing is {sweep.sharing}, but {name} is compared with headwise only; leave it out, or use headwise"
+            )
     for subject, step in product(sweep.subjects, sweep.steps):
         if step == "generation" and "encoder-decoder" not in sweep.subjects:
             raise UserError(f"steps has generation, but {subject} generates nothing; add encoder-decoder to subjects")

@@ -35,7 +35,10 @@ class Settings:
 
 
 def run(
-    folder: Path, console: Console | None = None, settings: Settings | None = None, sources: Iterable[Source] | None = None
+    folder: Path,
+    console: Console | None = None,
+    settings: Settings | None = None,
+    sources: Iterable[Source] | None = None,
 ) -> Result:
     """The demo: gather, train, test, time, and leave the picture and the numbers in `folder`.
 
@@ -69,10 +72,14 @@ def check_ready(folder: Path) -> None:
         raise NotADirectoryError(f"{folder} is a file; choose a folder with --output")
     for name in (PICTURE, NUMBERS):
         if (folder / name).is_dir():
-            raise IsADirectoryError(f"{folder / name} is a folder and would be overwritten; choose another with --output")
+            raise IsADirectoryError(
+                f"{folder / name} is a folder and would be overwritten; choose another with --output"
+            )
     for name in (DATA, RUN, CACHE):
         if (folder / name).is_file():
-            raise NotADirectoryError(f"{folder / name} is a file, where a folder is needed; choose another with --output")
+            raise NotADirectoryError(
+                f"{folder / name} is a file, where a folder is needed; choose another with --output"
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # asking the file system beats reading permissions: disks are full, mounts read-only, and root may do anything
@@ -96,7 +103,9 @@ def progress_of(console: Console, step: str, total: int) -> Iterator[Callable[[s
     if not console.is_terminal:
         console.print(f"{step} …", highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[news]}"), console=console, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, TextColumn("{task.fields[news]}"), console=console, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task(step, total=total, news="")
         yield lambda news: progress.update(task, advance=1, news=news)
 
@@ -115,7 +124,9 @@ def find_examples(folder: Path, wanted: Wanted, console: Console, sources: Itera
     with progress_of(console, "Gathering files of this Python", len(KINDS) * (len(SPLITS) + 1)) as advance:
         found = gather(sources, wanted, advance)
     if len(found.kinds) < 2:
-        raise OSError(f"this Python has too few files to learn from: {'; '.join(map(': '.join, found.left_out.items()))}")
+        raise OSError(
+            f"this Python has too few files to learn from: {'; '.join(map(': '.join, found.left_out.items()))}"
+        )
     write_examples(found, folder)
     return found
 
@@ -187,7 +198,9 @@ def twins(model_folder: Path, length: int) -> dict[str, Any]:
         LinformerConfig.from_pretrained(model_folder, max_position_embeddings=length, **change)
         for change in ({}, {"projection": "none"})
     ]
-    return {name: LinformerForSequenceClassification(config).eval() for name, config in zip(NAMES, configs, strict=True)}
+    return {
+        name: LinformerForSequenceClassification(config).eval() for name, config in zip(NAMES, configs, strict=True)
+    }
 
 
 def call_of(model: Any, ids: Any) -> Callable[[], object]:

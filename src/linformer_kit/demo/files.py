@@ -87,7 +87,9 @@ def owners_of(site: Path) -> dict[str, str]:
     owners: dict[str, str] = {}
     for distribution in sorted(distributions(path=[str(site)]), key=lambda found: found.name):
         files = (distribution.read_text("RECORD") or "").splitlines()
-        entries = sorted({top_of(PurePosixPath(line.rsplit(",", 2)[0]).parts) for line in files} - {"..", "__pycache__"})
+        entries = sorted(
+            {top_of(PurePosixPath(line.rsplit(",", 2)[0]).parts) for line in files} - {"..", "__pycache__"}
+        )
         owner = next((owners[entry] for entry in entries if entry in owners), distribution.name)
         for entry in entries:
             owners.setdefault(entry, owner)
@@ -142,7 +144,9 @@ class Wanted:
     seed: int = 2020
 
 
-def gather(sources: Iterable[Source], wanted: Wanted | None = None, advance: Callable[[str], None] = lambda _: None) -> Found:
+def gather(
+    sources: Iterable[Source], wanted: Wanted | None = None, advance: Callable[[str], None] = lambda _: None
+) -> Found:
     """Find, check, split and cut. `advance` hears of each kind once when it is found, and once more for each split."""
     wanted = wanted or Wanted()
     files = candidates(sources)
@@ -161,7 +165,11 @@ def gather(sources: Iterable[Source], wanted: Wanted | None = None, advance: Cal
     for split in SPLITS:
         splits[split] = []
         for kind in KINDS:
-            chosen = [files[kind][package] for package in packages_of[kind] if home.get(package) == split and kind not in left_out]
+            chosen = [
+                files[kind][package]
+                for package in packages_of[kind]
+                if home.get(package) == split and kind not in left_out
+            ]
             splits[split] += draw(kind, chosen, wanted.examples[split], wanted, known)
             advance(f"{kind}, {split}")
     return with_enough(Found(splits, left_out), wanted)
@@ -175,7 +183,9 @@ def with_enough(found: Found, wanted: Wanted) -> Found:
         if kind not in left_out and any(counts[split] < wanted.least[split] for split in SPLITS):
             have = ", ".join(f"{counts[split]} for {split}" for split in SPLITS)
             left_out[kind] = f"of which there are too few examples: {have}"
-    kept = {split: [each for each in examples if each.label not in left_out] for split, examples in found.splits.items()}
+    kept = {
+        split: [each for each in examples if each.label not in left_out] for split, examples in found.splits.items()
+    }
     return Found(kept, left_out)
 
 
@@ -198,7 +208,9 @@ def confirmed_packages(kind: str, files: dict[str, list[Source]], wanted: Wanted
     for package, sources in sorted(files.items()):
         random.Random(f"{wanted.seed} {kind} {package}").shuffle(sources)
         if any(confirmed_size(kind, source) for source in sources):
-            windows = (min(wanted.windows_per_file, max(1, os.path.getsize(source.path) // WINDOW)) for source in sources)
+            windows = (
+                min(wanted.windows_per_file, max(1, os.path.getsize(source.path) // WINDOW)) for source in sources
+            )
             weights[package] = sum(windows)
     return weights
 
@@ -222,7 +234,9 @@ def split_packages(packages_of: dict[str, dict[str, int]], wanted: Wanted) -> di
     home = {max(sorted(weights), key=weights.__getitem__): "train" for weights in packages_of.values() if weights}
     for _, weights in sorted(packages_of.items(), key=lambda item: (len(item[1]), item[0])):
         capped = {package: min(wanted.heaviest, weight) for package, weight in weights.items()}
-        have = Counter({split: sum(capped[package] for package in capped if home.get(package) == split) for split in SPLITS})
+        have = Counter(
+            {split: sum(capped[package] for package in capped if home.get(package) == split) for split in SPLITS}
+        )
         shuffled = random.Random(wanted.seed).sample(sorted(capped), len(capped))
         # the heavy ones first: what is light fills the gaps
         for package in sorted(shuffled, key=lambda package: -capped[package]):

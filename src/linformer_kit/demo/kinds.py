@@ -123,7 +123,9 @@ KINDS = {
         shows=is_not_text,
     ),
     "English": Kind(
-        re.compile(r"(\.(md|rst|txt)|/METADATA|/(LICEN[CS]E|NOTICE|README|COPYING|AUTHORS)[^/]*)$"), is_text, shows=is_prose
+        re.compile(r"(\.(md|rst|txt)|/METADATA|/(LICEN[CS]E|NOTICE|README|COPYING|AUTHORS)[^/]*)$"),
+        is_text,
+        shows=is_prose,
     ),
     "JSON": Kind(re.compile(r"\.json$"), is_json),
     "HTML or XML": Kind(re.compile(r"\.(html?|xml|svg|xslt?|xsd|rng)$"), is_markup, shows=has_tags),

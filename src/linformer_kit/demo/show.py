@@ -74,7 +74,9 @@ def found_table(found: Found) -> Table:
     for kind in found.kinds:
         table.add_row(kind, *(f"{found.count(kind, split)} ({len(found.packages(kind, split))})" for split in SPLITS))
     table.add_section()
-    table.add_row("all", *(f"{len(examples)} ({len({e.package for e in examples})})" for examples in found.splits.values()))
+    table.add_row(
+        "all", *(f"{len(examples)} ({len({e.package for e in examples})})" for examples in found.splits.values())
+    )
     return table
 
 
@@ -85,8 +87,12 @@ def kinds_table(result: Result) -> Table:
         table.add_column(heading, justify="right" if heading == "right" else "left")
     for row, kind in enumerate(result.kinds):
         counts = result.confusion[row]
-        wrong = sorted(((count, other) for other, count in zip(result.kinds, counts, strict=True) if other != kind), reverse=True)
-        table.add_row(kind, f"{counts[row]} of {sum(counts)}", ", ".join(f"{other} {count}" for count, other in wrong if count))
+        wrong = sorted(
+            ((count, other) for other, count in zip(result.kinds, counts, strict=True) if other != kind), reverse=True
+        )
+        table.add_row(
+            kind, f"{counts[row]} of {sum(counts)}", ", ".join(f"{other} {count}" for count, other in wrong if count)
+        )
     return table
 
 

@@ -130,8 +130,15 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         # the parent sees sequences only: other axes are folded away, its weights do not depend on them
         flat = [(None, self._length(shape), shape[-1]) for shape in (query_shape, value_shape, key_shape)]
         super().build(*flat)
-        for layer in (self.query_dense, self.key_dense, self.value_dense, *([self._gate_dense] if self._use_gate else [])):
-            layer.supports_masking = True  # masks are honoured before tokens get there; no warning that they would be lost
+        for layer in (
+            self.query_dense,
+            self.key_dense,
+            self.value_dense,
+            *([self._gate_dense] if self._use_gate else []),
+        ):
+            layer.supports_masking = (
+                True  # masks are honoured before tokens get there; no warning that they would be lost
+            )
         if self.sharing != "layerwise":
             self.max_length = self.max_length or length
             self.projection = self._own_projection(value_shape[-1], key_shape[-1])
@@ -222,7 +229,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         output = self._unfold(output, query)
         return (output, self._unfold_scores(scores, query)) if return_attention_scores else output
 
-    def project(self, tokens: list[Tensor], lengths_B: Tensor | None, shared_projection: Projection | None) -> KeysValues:
+    def project(
+        self, tokens: list[Tensor], lengths_B: Tensor | None, shared_projection: Projection | None
+    ) -> KeysValues:
         """Keys and values of tokens, the real ones first: one tensor for both, or one for each. Worth keeping for many queries."""
         if self.projection_dim is None:
             keys_BNHD, values_BNHD = self.key_dense(tokens[0]), self.value_dense(tokens[-1])
@@ -259,10 +268,18 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """`softmax(query keysᵀ / √D) values`; where nothing is dropped out and no scores are needed, they are not stored."""
         # JAX fuses only what has keys and values of one size, and on CPU nothing in float16
-        is_beyond_jax = keras.backend.backend() == "jax" and (self.key_dim != self.value_dim or self.compute_dtype == "float16")
+        is_beyond_jax = keras.backend.backend() == "jax" and (
+            self.key_dim != self.value_dim or self.compute_dtype == "float16"
+        )
         if need_scores or (training and self.dropout) or is_beyond_jax:
             return self._compute_attention(
-                query_BTHD, keys_BKHD, values_BKHD, mask_BTK, training, return_attention_scores=True, use_causal_mask=is_causal
+                query_BTHD,
+                keys_BKHD,
+                values_BKHD,
+                mask_BTK,
+                training,
+                return_attention_scores=True,
+                use_causal_mask=is_causal,
             )
         heads_BTHD = ops.dot_product_attention(
             query_BTHD,
@@ -279,7 +296,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         """`rows · W + b`, (B, K, H, D), where M is 1 (rows for all heads) or H (rows for each)."""
         if rows_BMKC.shape[1] == 1:
             return dense(rows_BMKC[:, 0])
-        if dense.quantization_mode is not None:  # its kernel is not the whole truth: run it on each head's rows, keep that head
+        if (
+            dense.quantization_mode is not None
+        ):  # its kernel is not the whole truth: run it on each head's rows, keep that head
             return ops.stack([dense(rows_BMKC[:, head])[:, :, head] for head in range(self.num_heads)], axis=2)
         features_BKHD = ops.einsum("bhkc,chd->bkhd", rows_BMKC, ops.cast(dense.kernel, rows_BMKC.dtype))
         if dense.bias is not None:
@@ -324,7 +343,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         for name, x in (("query", query), ("value", value), ("key", value if key is None else key)):
             check_features(name, tuple(x.shape), rank)
         if key is not None and tuple(key.shape[1:-1]) != tuple(value.shape[1:-1]):
-            raise ValueError(f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; there must be a value for each key")
+            raise ValueError(
+                f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; there must be a value for each key"
+            )
         if self.projection is not None:
             check_length("value", self._length(value.shape), self.projection.max_length, TOO_LONG)
         if attention_mask is not None and rank != 3:
@@ -340,7 +361,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         axes = tuple(range(1, rank - 1)) if given is None else (given,) if isinstance(given, int) else tuple(given)
         axes = tuple(axis % rank for axis in axes)
         if not axes or len(set(axes)) != len(axes) or not set(axes) <= set(range(1, rank - 1)):
-            raise ValueError(f"attention_axes is {given!r}; it must name axes between batch and width, of {rank} in all")
+            raise ValueError(
+                f"attention_axes is {given!r}; it must name axes between batch and width, of {rank} in all"
+            )
         self.other_axes = tuple(axis for axis in range(1, rank - 1) if axis not in axes)
         return axes
 
@@ -389,7 +412,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             check_features("value", value_shape, len(query_shape))
         return super().compute_output_shape(query_shape, value_shape, key_shape)
 
-    def compute_output_spec(self, query, value, key=None, return_attention_scores=False, use_causal_mask=False, **others):
+    def compute_output_spec(
+        self, query, value, key=None, return_attention_scores=False, use_causal_mask=False, **others
+    ):
         lengths = others.get("lengths")
         if lengths is not None:
             check_lengths(tuple(lengths.shape) if hasattr(lengths, "shape") else (len(lengths),), len(value.shape))

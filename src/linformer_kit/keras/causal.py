@@ -44,7 +44,9 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
         """(B, N, C) to (B, N, C)."""
         query_BNHD, keys_BNHD, values_BNHD = self.query_dense(x_BNC), self.key_dense(x_BNC), self.value_dense(x_BNC)
         if self.projection_dim is None:
-            heads_BNHD, _ = self.softmax_attention(query_BNHD, keys_BNHD, values_BNHD, training=training, is_causal=True)
+            heads_BNHD, _ = self.softmax_attention(
+                query_BNHD, keys_BNHD, values_BNHD, training=training, is_causal=True
+            )
             return self.output_dense(heads_BNHD)
         length = ops.shape(x_BNC)[1]
         summaries = self._summaries(self._blocks(x_BNC), shared_projection)
@@ -60,7 +62,9 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
             sees_summary=(block_X[:, None] > block_X)[None, None, :, None, :],
             training=training,
         )
-        heads_BNHD = ops.reshape(heads_BXLHD, (-1, blocks * self.block_length, self.num_heads, self.value_dim))[:, :length]
+        heads_BNHD = ops.reshape(heads_BXLHD, (-1, blocks * self.block_length, self.num_heads, self.value_dim))[
+            :, :length
+        ]
         return self.output_dense(heads_BNHD)
 
     def compute_output_spec(self, x_BNC: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
@@ -69,7 +73,9 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
     def compute_output_shape(self, shape: Any) -> Any:  # type: ignore[override]
         return shape
 
-    def start(self, x_BNC: Tensor, lengths_B: Tensor, capacity: int, shared_projection: Projection | None) -> tuple[Tensor, Cache]:
+    def start(
+        self, x_BNC: Tensor, lengths_B: Tensor, capacity: int, shared_projection: Projection | None
+    ) -> tuple[Tensor, Cache]:
         """The outputs of a beginning, its real tokens first, and a cache for `capacity` tokens in all."""
         tokens = (x_BNC, self.key_dense(x_BNC), self.value_dense(x_BNC))
         output_BNC = self(x_BNC, training=False, shared_projection=shared_projection)
@@ -86,7 +92,9 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
             still_open.append(ops.sum(ops.where(chosen, blocks, ops.zeros_like(blocks)), axis=1))
         return output_BNC, (*still_open, *(longer(rows, room) for rows in summaries))
 
-    def step(self, x_B1C: Tensor, cache: Cache, seen_B: Tensor, shared_projection: Projection | None) -> tuple[Tensor, Cache]:
+    def step(
+        self, x_B1C: Tensor, cache: Cache, seen_B: Tensor, shared_projection: Projection | None
+    ) -> tuple[Tensor, Cache]:
         """The outputs of one more token of every example, which has `seen_B` before it, and the cache to go on with."""
         new = (x_B1C, self.key_dense(x_B1C), self.value_dense(x_B1C))
         block_length = ops.shape(cache[0])[1]
@@ -132,7 +140,9 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
             )
         ]
 
-    def _attend(self, query_BXLHD: Tensor, tokens, summaries, sees_token, sees_summary, training: bool | None) -> Tensor:
+    def _attend(
+        self, query_BXLHD: Tensor, tokens, summaries, sees_token, sees_summary, training: bool | None
+    ) -> Tensor:
         """One softmax over the summaries of all blocks and the tokens of the own one, for L queries in each of X blocks."""
         keys_BXMHD, values_BXMHD = tokens
         query_BXLHD = query_BXLHD * self._inverse_sqrt_key_dim
@@ -142,7 +152,9 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
         if summaries:
             summary_keys_BYSHD, summary_values_BYSHD = summaries
             on_summaries_BHXLYS = ops.einsum("bxlhd,byshd->bhxlys", query_BXLHD, summary_keys_BYSHD)
-            on_summaries_BHXLYS = ops.where(sees_summary[..., None], at_least_float32(on_summaries_BHXLYS), -float("inf"))
+            on_summaries_BHXLYS = ops.where(
+                sees_summary[..., None], at_least_float32(on_summaries_BHXLYS), -float("inf")
+            )
             blocks, queries = ops.shape(query_BXLHD)[1:3]
             rows = ops.shape(summary_keys_BYSHD)[1] * summary_keys_BYSHD.shape[2]
             on_summaries_BHXLZ = ops.reshape(on_summaries_BHXLYS, (-1, self.num_heads, blocks, queries, rows))

@@ -39,7 +39,9 @@ def check_length(name: str, length: Any, limit: int | None, remedy: str) -> None
 def check_lengths(shape: tuple[int | None, ...], rank: int) -> None:
     """Refuse anything but (batch,) beside (batch, length, width)."""
     if rank != 3:
-        raise ValueError(f"lengths with inputs of rank {rank}: flatten them to (batch, length, width), or pass value_mask")
+        raise ValueError(
+            f"lengths with inputs of rank {rank}: flatten them to (batch, length, width), or pass value_mask"
+        )
     if len(shape) != 1:
         raise ValueError(f"lengths has shape {shape}; it must be (batch,), the number of real tokens of each")
 
@@ -92,7 +94,9 @@ def check_ids(name: str, ids: Any, count: int) -> None:
     """Refuse anything but (batch, length) integers from 0 to count - 1; what a graph will be fed is seen when it is fed."""
     shape, dtype = tuple(ids.shape), keras.backend.standardize_dtype(ids.dtype)
     if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"{name} has shape {shape}; it must be (batch, length) with at least one example and one token")
+        raise ValueError(
+            f"{name} has shape {shape}; it must be (batch, length) with at least one example and one token"
+        )
     # Keras itself hands on integers as floats where it converts what it is given
     if "int" not in dtype and "float" not in dtype:
         raise ValueError(f"{name} is {dtype}; it must hold integers, of shape (batch, length)")

@@ -53,11 +53,15 @@ class Decoder:
         """
         positive_integer("max_new_tokens", max_new_tokens)
         if temperature is not None and not (is_number(temperature) and temperature > 0):
-            raise ValueError(f"temperature is {temperature!r}; it must be larger than 0, or None for the likeliest token each time")
+            raise ValueError(
+                f"temperature is {temperature!r}; it must be larger than 0, or None for the likeliest token each time"
+            )
         if top_k is not None and positive_integer("top_k", top_k) > self.options.vocab_size:
             raise ValueError(f"top_k is {top_k} but vocab_size is {self.options.vocab_size}; choose fewer")
         if top_k is not None and temperature is None:
-            raise ValueError(f"top_k is {top_k} but temperature is None: nothing is drawn; give a temperature, such as 1.0")
+            raise ValueError(
+                f"top_k is {top_k} but temperature is None: nothing is drawn; give a temperature, such as 1.0"
+            )
         given_BN, fed = packed(self, inputs)
         first, count = self.first_ids(given_BN, int(fed["attention_mask"].sum(axis=1).max()))
         self.decoder.check_length(count + max_new_tokens)
@@ -132,10 +136,16 @@ class Loop(keras.Model):
             caches = [tuple(next(rows) for _ in range(size)) for size in sizes]
             last_id_B1, seen_B = column(new_BT, number - 1), lengths_B + number - 1
             states_BC, caches = decoder.step(last_id_B1, types_B1, caches, seen_B, beginning.sources)
-            return number + 1, *with_next(states_BC, new_BT, is_over_B1, number), *(row for cache in caches for row in cache)
+            return (
+                number + 1,
+                *with_next(states_BC, new_BT, is_over_B1, number),
+                *(row for cache in caches for row in cache),
+            )
 
         nothing_BT = ops.full_like(draws_BT, padding, dtype="int32")
-        begun = with_next(take_tokens(states_BNC, last_B1)[:, 0], nothing_BT, last_B1 < 0, ops.convert_to_tensor(0, "int32"))
+        begun = with_next(
+            take_tokens(states_BNC, last_B1)[:, 0], nothing_BT, last_B1 < 0, ops.convert_to_tensor(0, "int32")
+        )
         flat = [row for cache in caches for row in cache]
         count, new_BT, *_ = ops.while_loop(goes_on, one_more, (ops.convert_to_tensor(1, "int32"), *begun, *flat))
         return new_BT, ops.ones_like(lengths_B) * count
@@ -155,7 +165,10 @@ class Loop(keras.Model):
 
 def packed(model: Any, inputs: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The ids as they were given; and the real tokens of each, first, padded to a length that many inputs share."""
-    named = {name: np.asarray(given) for name, given in (inputs if isinstance(inputs, dict) else {"input_ids": inputs}).items()}
+    named = {
+        name: np.asarray(given)
+        for name, given in (inputs if isinstance(inputs, dict) else {"input_ids": inputs}).items()
+    }
     named = model.named(named)
     ids, mask = named["input_ids"].astype("int32"), named.get("attention_mask")
     if mask is None:

@@ -72,7 +72,9 @@ class Embeddings(keras.layers.Layer):
         self.norm.build(shape)
         self.built = True
 
-    def call(self, ids_BN: Tensor, types_BN: Tensor | None = None, first_B: Tensor | None = None, training=None) -> Tensor:
+    def call(
+        self, ids_BN: Tensor, types_BN: Tensor | None = None, first_B: Tensor | None = None, training=None
+    ) -> Tensor:
         """(B, N) ids, and token types, to (B, N, C); positions count from 0, or from `first_B` (B,)."""
         embedded_BNC = self.words(ids_BN)
         if self.types is not None:
@@ -152,7 +154,9 @@ class LocalMixing(keras.layers.Layer):
             x_BNC = ops.where(is_real_BN[..., None], x_BNC, ops.zeros_like(x_BNC))
         padded_BNC = ops.pad(x_BNC, [[0, 0], [reach, reach], [0, 0]])
         weight, bias = (ops.cast(each, x_BNC.dtype) for each in (self.weight, self.bias))
-        return bias + sum(weight[:, 0, place] * padded_BNC[:, place : place - last or None] for place in range(self.neighbours))
+        return bias + sum(
+            weight[:, 0, place] * padded_BNC[:, place : place - last or None] for place in range(self.neighbours)
+        )
 
 
 class LinformerLayer(keras.layers.Layer):
@@ -167,7 +171,11 @@ class LinformerLayer(keras.layers.Layer):
         if is_decoder:
             slots = None if options.full_attn or options.decoder_attention == "full" else options.slots
             self.attention = CausalLinearMultiHeadAttention(
-                **heads, block_length=options.block_length, slots=slots, kernel_initializer=normal(options), name="attention"
+                **heads,
+                block_length=options.block_length,
+                slots=slots,
+                kernel_initializer=normal(options),
+                name="attention",
             )
         else:
             self.attention = LinearMultiHeadAttention(
@@ -231,7 +239,9 @@ class LinformerLayer(keras.layers.Layer):
         inner_BNC = self.inner(self.feed_forward_residual.before(x_BNC))
         return self.feed_forward_residual.after(x_BNC, self.outer(inner_BNC), training)
 
-    def start(self, x_BNC, lengths_B, capacity: int, shared_projection, source: KeysValues | None) -> tuple[Tensor, Cache]:
+    def start(
+        self, x_BNC, lengths_B, capacity: int, shared_projection, source: KeysValues | None
+    ) -> tuple[Tensor, Cache]:
         """As `call`, and what `step` goes on with."""
         queries_BNC = self.attention_residual.before(x_BNC)
         attended_BNC, cache = self.attention.start(queries_BNC, lengths_B, capacity, shared_projection)
@@ -239,7 +249,9 @@ class LinformerLayer(keras.layers.Layer):
 
     def step(self, x_B1C, cache: Cache, seen_B, shared_projection, source: KeysValues | None) -> tuple[Tensor, Cache]:
         """One more token of every example."""
-        attended_B1C, cache = self.attention.step(self.attention_residual.before(x_B1C), cache, seen_B, shared_projection)
+        attended_B1C, cache = self.attention.step(
+            self.attention_residual.before(x_B1C), cache, seen_B, shared_projection
+        )
         return self.rest(self.attention_residual.after(x_B1C, attended_B1C, False), source, False), cache
 
 
@@ -299,9 +311,13 @@ class Stack(keras.layers.Layer):
 
     def check_length(self, length: Any) -> None:
         """Refuse more tokens than the stack was built for."""
-        limited_by_E = not self.is_decoder and not self.options.full_attn and self.options.projection in ("linear", "random")
+        limited_by_E = (
+            not self.is_decoder and not self.options.full_attn and self.options.projection in ("linear", "random")
+        )
         if self.options.positions == "learned" or limited_by_E:
-            check_length("the input", length, self.options.max_len, "truncate it, or build the model with a larger max_len")
+            check_length(
+                "the input", length, self.options.max_len, "truncate it, or build the model with a larger max_len"
+            )
 
     def call(
         self,
@@ -315,7 +331,9 @@ class Stack(keras.layers.Layer):
         self.check_length(ids_BN.shape[1])
         x_BNC = self.embeddings(ids_BN, types_BN, training=training)
         for layer, of_source in zip(self.blocks, self.read(source), strict=True):
-            x_BNC = layer(x_BNC, lengths_B, shared_projection=self.shared_projection, source=of_source, training=training)
+            x_BNC = layer(
+                x_BNC, lengths_B, shared_projection=self.shared_projection, source=of_source, training=training
+            )
         return x_BNC if self.norm is None else self.norm(x_BNC)
 
     def read(self, source: Source | None) -> list[KeysValues | None]:
@@ -333,7 +351,12 @@ class Stack(keras.layers.Layer):
         return x_BNC if self.norm is None else self.norm(x_BNC), caches
 
     def step(
-        self, ids_B1: Tensor, types_B1: Tensor | None, caches: list[Cache], seen_B: Tensor, sources: list[KeysValues | None]
+        self,
+        ids_B1: Tensor,
+        types_B1: Tensor | None,
+        caches: list[Cache],
+        seen_B: Tensor,
+        sources: list[KeysValues | None],
     ) -> tuple[Tensor, list[Cache]]:
         """(B, C) hidden states of one more token of every example, which has `seen_B` before it."""
         x_B1C, after = self.embeddings(ids_B1, types_B1, first_B=seen_B, training=False), []
@@ -345,4 +368,6 @@ class Stack(keras.layers.Layer):
 
 def of_decoder(options: Options) -> Options:
     """The options of the decoder of an encoder-decoder: cross-attention reads the last layer's output, and takes its k."""
-    return replace(options, n_layers=options.n_decoder_layers or options.n_layers, k=options.k_of_layers[-1], token_types=0)
+    return replace(
+        options, n_layers=options.n_decoder_layers or options.n_layers, k=options.k_of_layers[-1], token_types=0
+    )

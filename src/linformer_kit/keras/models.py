@@ -156,7 +156,9 @@ class LinformerModel(keras.Model):
                 count = self.options.vocab_size if name == "input_ids" else max(1, self.options.token_types)
                 check_ids(name, given, count)
             if tuple(given.shape) != shape:
-                raise ValueError(f"{name} has shape {tuple(given.shape)} but input_ids {shape}; there must be one for each token")
+                raise ValueError(
+                    f"{name} has shape {tuple(given.shape)} but input_ids {shape}; there must be one for each token"
+                )
         self.reader.check_length(shape[1])
         return named
 

@@ -106,7 +106,9 @@ class Options:
                 f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}; choose sizes that divide, or give head_dim"
             )
         if self.slots > self.block_length:
-            raise ValueError(f"slots={self.slots} is more than block_length={self.block_length}; choose fewer, or longer blocks")
+            raise ValueError(
+                f"slots={self.slots} is more than block_length={self.block_length}; choose fewer, or longer blocks"
+            )
         if isinstance(self.token_types, bool) or not isinstance(self.token_types, int) or self.token_types < 0:
             raise ValueError(f"token_types is {self.token_types!r}; it must be 0 (one kind of tokens) or more")
         for name in ("epsilon", "initializer_range"):
@@ -125,9 +127,13 @@ class Options:
         if not isinstance(self.k, list | tuple):
             return [self.k] * self.n_layers
         if len(self.k) != self.n_layers:
-            raise ValueError(f"k has {len(self.k)} numbers but n_layers is {self.n_layers}; give one number, or one per layer")
+            raise ValueError(
+                f"k has {len(self.k)} numbers but n_layers is {self.n_layers}; give one number, or one per layer"
+            )
         if self.sharing == "layerwise" and len(set(self.k)) > 1:
-            raise ValueError(f"k is {self.k} with sharing='layerwise': one matrix for all layers has one k; give a single number")
+            raise ValueError(
+                f"k is {self.k} with sharing='layerwise': one matrix for all layers has one k; give a single number"
+            )
         return list(self.k)
 
     @property

@@ -172,7 +172,9 @@ class DynamicProjection(Projection):
 class ConvProjection(Projection):
     """A convolution along the sequence, each channel with its own taps, kernel = stride = max_length / K, rounded up."""
 
-    def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any):
+    def __init__(
+        self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any
+    ):
         super().__init__(matrices, **kwargs)
         self.embed_dim = embed_dim
         self.window = ceil_divided(max_length, projected_length)
@@ -194,7 +196,9 @@ class ConvProjection(Projection):
         batch, length = ops.shape(x_BNC)[:2]
         rows, weight_MWC = self.rows(length), self.weight[self.which(part)]
         behind_BNC = ops.zeros((batch, rows * self.window - length, self.embed_dim), x_BNC.dtype)
-        windows_BKWC = ops.reshape(ops.concatenate([x_BNC, behind_BNC], axis=1), (-1, rows, self.window, self.embed_dim))
+        windows_BKWC = ops.reshape(
+            ops.concatenate([x_BNC, behind_BNC], axis=1), (-1, rows, self.window, self.embed_dim)
+        )
         # one pass over X for each matrix: an einsum would make of it C small products
         each_BKC = [ops.sum(windows_BKWC * weight_MWC[number], axis=2) for number in range(weight_MWC.shape[0])]
         rows_BMKC = ops.stack(each_BKC, axis=1)
@@ -225,7 +229,11 @@ class PoolingProjection(Projection):
         self.built = True
 
     def rows(self, length: Any) -> Any:
-        return min(self.projected_length, length) if isinstance(length, int) else ops.minimum(self.projected_length, length)
+        return (
+            min(self.projected_length, length)
+            if isinstance(length, int)
+            else ops.minimum(self.projected_length, length)
+        )
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
         """(B, K, W, C) windows to (B, K, C) rows; `is_real_BKW1` is None when every place is taken."""

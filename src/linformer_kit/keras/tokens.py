@@ -36,7 +36,9 @@ def inverse(place_BN: Tensor) -> Tensor:
     batch, length = ops.shape(place_BN)
     flat_X1 = ops.reshape(place_BN + first_tokens(batch, length), (-1, 1))
     position_BN = ops.zeros_like(place_BN) + ops.arange(length, dtype="int32")
-    origin_X = ops.scatter_update(ops.reshape(ops.zeros_like(place_BN), (-1,)), flat_X1, ops.reshape(position_BN, (-1,)))
+    origin_X = ops.scatter_update(
+        ops.reshape(ops.zeros_like(place_BN), (-1,)), flat_X1, ops.reshape(position_BN, (-1,))
+    )
     return ops.reshape(origin_X, (-1, length))
 
 

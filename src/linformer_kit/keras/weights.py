@@ -53,7 +53,11 @@ NAMES = {
     "start_id": "decoder_start_token_id",
     "end_id": "eos_token_id",
 }
-CLASSIFIER_NAMES = {"n_classes": "num_labels", "pooling": "classifier_pooling", "classifier_dropout": "classifier_dropout"}
+CLASSIFIER_NAMES = {
+    "n_classes": "num_labels",
+    "pooling": "classifier_pooling",
+    "classifier_dropout": "classifier_dropout",
+}
 # options that the weights do not depend on
 CHANGEABLE = (
     *("dropout", "attention_dropout", "classifier_dropout", "classifier_activation", "pad_id", "start_id", "end_id"),
@@ -168,7 +172,9 @@ def twins(model: Any) -> Twins:
 
 def no_twin(model: Any) -> TypeError:
     names = ", ".join(sorted(kind.__name__ for kind in MODELS.values()))
-    return TypeError(f"{type(model).__name__} has no twin in PyTorch; those that have are LinearMultiHeadAttention, {names}")
+    return TypeError(
+        f"{type(model).__name__} has no twin in PyTorch; those that have are LinearMultiHeadAttention, {names}"
+    )
 
 
 def is_transposed(name: str) -> bool:
@@ -180,7 +186,9 @@ def is_transposed(name: str) -> bool:
 def refuse_quantised(model: Any) -> None:
     """What is stored as integers with scales is not the weight itself."""
     if any(getattr(layer, "quantization_mode", None) is not None for layer in model._flatten_layers()):
-        raise ValueError("the model is quantised, and its weights are integers with scales; convert it before you quantise it")
+        raise ValueError(
+            "the model is quantised, and its weights are integers with scales; convert it before you quantise it"
+        )
 
 
 def assign(model: Any, weights: dict[str, np.ndarray]) -> None:
@@ -234,7 +242,9 @@ def from_torch(source: Any, **changes: Any) -> Any:
         options |= {"projection": "linear", "full_attn": True, "rescale": False}
     if isinstance(options["end_id"], list):
         if len(options["end_id"]) > 1:
-            raise ValueError(f"eos_token_id is {options['end_id']}; here there is one end: set model.config.eos_token_id to it")
+            raise ValueError(
+                f"eos_token_id is {options['end_id']}; here there is one end: set model.config.eos_token_id to it"
+            )
         options["end_id"] = next(iter(options["end_id"]), None)
     if kind is Linformer:
         options |= {name: getattr(config, field) for name, field in CLASSIFIER_NAMES.items()}
@@ -290,7 +300,9 @@ def load(folder: Path) -> Any:
         )
     names = linformer_kit.LinformerConfig.from_pretrained(model).architectures or ["LinformerModel"]
     if names[0] not in MODELS:
-        raise TypeError(f"{folder} holds a {names[0]}, which has no twin in Keras; those that have are {', '.join(MODELS)}")
+        raise TypeError(
+            f"{folder} holds a {names[0]}, which has no twin in Keras; those that have are {', '.join(MODELS)}"
+        )
     return getattr(linformer_kit, names[0]).from_pretrained(model)
 
 

@@ -100,7 +100,9 @@ def planned(length: int) -> int:
 class Attend(Protocol):
     """From queries, and which examples of the batch they belong to, to outputs, in `out` if it is given, and weights."""
 
-    def __call__(self, x_BLC: Tensor, examples: slice = ..., out: Tensor | None = ...) -> tuple[Tensor, Tensor | None]: ...
+    def __call__(
+        self, x_BLC: Tensor, examples: slice = ..., out: Tensor | None = ...
+    ) -> tuple[Tensor, Tensor | None]: ...
 
 
 def in_chunks(attend: Attend, x: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -203,7 +205,9 @@ class LinformerAttention(MultiHeadLayer):
         if context is None and mask is not None:
             # as queries, too, what stands behind the mask would reach the gradients of the weights
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
-        output, weights = self.attend(x, self.project(x if context is None else context, mask, projection), need_weights)
+        output, weights = self.attend(
+            x, self.project(x if context is None else context, mask, projection), need_weights
+        )
         return (output, weights) if need_weights else output
 
     def project(self, context: Tensor, mask: Tensor | None = None, projection: Projection | None = None) -> KeysValues:
@@ -247,7 +251,9 @@ class LinformerAttention(MultiHeadLayer):
             return attend(x)
         return in_chunks(attend, x, context.values_BGKD.new_empty(*x.shape[:2], self.embed_dim))
 
-    def plan(self, length: int, batch: int = 1, context_length: int | None = None, projection: Projection | None = None) -> Plan:
+    def plan(
+        self, length: int, batch: int = 1, context_length: int | None = None, projection: Projection | None = None
+    ) -> Plan:
         """The cheapest order of the products for `length` queries, with its multiply-adds for the whole batch.
 
         >>> LinformerAttention(512, 8, max_length=4096, projected_length=32).plan(4096)
@@ -300,7 +306,9 @@ class LinformerAttention(MultiHeadLayer):
             if linear.bias is None:
                 return projected_BGKD
             # autocast would give the sum the precision of the bias
-            return projected_BGKD + linear.bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None].to(projected_BGKD.dtype)
+            return projected_BGKD + linear.bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None].to(
+                projected_BGKD.dtype
+            )
 
         return KeysValues(project(self.key, projection.of_keys()), project(self.value, projection.of_values()), None)
 
@@ -309,7 +317,9 @@ class LinformerAttention(MultiHeadLayer):
         keys_BHKD, values_BHKD = self._for_every_head(context.keys_BGKD), self._for_every_head(context.values_BGKD)
         present = None if context.present_BK is None else context.present_BK[:, None, None, :]
 
-        def attend(x_BLC: Tensor, examples: slice = slice(None), out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        def attend(
+            x_BLC: Tensor, examples: slice = slice(None), out: Tensor | None = None
+        ) -> tuple[Tensor, Tensor | None]:
             query_BHLD = self.query(x_BLC).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             rows = (keys_BHKD[examples], values_BHKD[examples], None if present is None else present[examples])
             heads_BHLD, weights = softmax_attention(query_BHLD, *rows, self._dropout_now(), need_weights, self.fused)
@@ -336,7 +346,9 @@ class LinformerAttention(MultiHeadLayer):
             folded_values_BHKC[:, 0] += bias
         folded_bias_B1F, folded_values_BFC = folded_bias_BHK.flatten(1)[:, None], folded_values_BHKC.flatten(1, 2)
 
-        def attend(x_BLC: Tensor, examples: slice = slice(None), out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        def attend(
+            x_BLC: Tensor, examples: slice = slice(None), out: Tensor | None = None
+        ) -> tuple[Tensor, Tensor | None]:
             scores_BLF = torch.baddbmm(folded_bias_B1F[examples], x_BLC, folded_keys_BFC[examples].transpose(1, 2))
             weights_BLHK = scores_BLF.unflatten(-1, (self.num_heads, -1)).softmax(dim=-1).to(folded_values_BFC.dtype)
             output_BLC = torch.bmm(F.dropout(weights_BLHK, dropout).flatten(2), folded_values_BFC[examples], out=out)

@@ -56,7 +56,9 @@ class LinformerCacheLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
-            raise NotImplementedError("tokens cannot be taken back out of the summaries of finished blocks; generate anew")
+            raise NotImplementedError(
+                "tokens cannot be taken back out of the summaries of finished blocks; generate anew"
+            )
 
     def lazy_initialization(self, *_: Any) -> None:
         raise NotImplementedError("a LinformerCacheLayer is filled by its attention")

@@ -147,7 +147,9 @@ class CausalLinformerAttention(MultiHeadLayer):
         )
         self.block_length = block_length
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, projection: Projection | None = None, need_weights: bool = False):
+    def forward(
+        self, x: Tensor, *, mask: Tensor | None = None, projection: Projection | None = None, need_weights: bool = False
+    ):
         """Attend from every token of `x` (B, T, C) to itself and to what came before; gives (B, T, C).
 
         `mask` (B, T) is True at real tokens; padding may stand anywhere. With `need_weights` also the (B, H, T, S + T)
@@ -157,7 +159,12 @@ class CausalLinformerAttention(MultiHeadLayer):
         return (output, weights) if need_weights else output
 
     def step(
-        self, x: Tensor, cache: CausalCache | None = None, *, mask: Tensor | None = None, projection: Projection | None = None
+        self,
+        x: Tensor,
+        cache: CausalCache | None = None,
+        *,
+        mask: Tensor | None = None,
+        projection: Projection | None = None,
     ) -> tuple[Tensor, CausalCache]:
         """The outputs of new tokens `x` (B, T, C), and the cache to pass with the next ones. The old cache stays valid."""
         output, _, new_cache = self._advance(x, cache, mask, projection, keep=True)
@@ -175,7 +182,9 @@ class CausalLinformerAttention(MultiHeadLayer):
         tokens = Tokens(x, self.key(x), self.value(x))
         if cache is not None:
             if not isinstance(cache, CausalCache):
-                raise TypeError(f"cache is a {type(cache).__name__}; it must be the CausalCache that `step` gave, or None at first")
+                raise TypeError(
+                    f"cache is a {type(cache).__name__}; it must be the CausalCache that `step` gave, or None at first"
+                )
             for name, size in self._sizes(slots).items():
                 if cache.made_with[name] != size:
                     raise ValueError(
@@ -200,7 +209,9 @@ class CausalLinformerAttention(MultiHeadLayer):
             summaries = self._summarise(projection, tokens)
             if cache is not None:
                 before, after = seen // self.block_length, (seen + new) // self.block_length
-                summaries = Summaries(*append_rows(cache.summaries, summaries, before * slots, (after - before) * slots))
+                summaries = Summaries(
+                    *append_rows(cache.summaries, summaries, before * slots, (after - before) * slots)
+                )
 
         if isinstance(projection, NoProjection) and cache is None and self.fused and not need_weights:
             heads_BTF, weights = self._attend_to_all(self.query(x), tokens), None
@@ -240,9 +251,13 @@ class CausalLinformerAttention(MultiHeadLayer):
 
         def rows(linear, rows_XMKC: Tensor) -> Tensor:
             features_XGKD = self._project_rows(linear, rows_XMKC)
-            return features_XGKD.transpose(1, 2).reshape(batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
+            return features_XGKD.transpose(1, 2).reshape(
+                batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim
+            )
 
-        return Summaries(rows(self.key, rows_XMKC[:, projection.of_keys()]), rows(self.value, rows_XMKC[:, projection.of_values()]))
+        return Summaries(
+            rows(self.key, rows_XMKC[:, projection.of_keys()]), rows(self.value, rows_XMKC[:, projection.of_values()])
+        )
 
     def _attend_to_all(self, query_BTF: Tensor, tokens: Tokens) -> Tensor:
         """What `_attend` gives where nothing is shortened and nothing came before, in one call: ordinary causal attention."""
@@ -256,7 +271,9 @@ class CausalLinformerAttention(MultiHeadLayer):
         )
         return heads_BHTD.transpose(1, 2).flatten(2)
 
-    def _attend(self, query_BTF: Tensor, tokens: Tokens, summaries: Summaries, seen: Count, slots: int, need_weights: bool):
+    def _attend(
+        self, query_BTF: Tensor, tokens: Tokens, summaries: Summaries, seen: Count, slots: int, need_weights: bool
+    ):
         """Each chunk of queries against the summaries before it and the tokens around it; `seen` tokens came before all of them."""
         block, device, length = self.block_length, query_BTF.device, query_BTF.shape[1]
         all_tokens, all_summaries = tokens.x_BPC.shape[1], summaries.keys_BSF.shape[1]
@@ -273,10 +290,17 @@ class CausalLinformerAttention(MultiHeadLayer):
             around = [(first // block * block, min(after + block - 1, all_tokens)) for first, after in queries]
         outputs, all_weights = [], []
         for (first, after), (low, high), query_BQF, token_keys_BPF, token_values_BPF in zip(
-            queries, around, cut(query_BTF, queries), cut(tokens.keys_BPF, around), cut(tokens.values_BPF, around), strict=True
+            queries,
+            around,
+            cut(query_BTF, queries),
+            cut(tokens.keys_BPF, around),
+            cut(tokens.values_BPF, around),
+            strict=True,
         ):
             query_BHQD = query_BQF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-            before = (seen + after - 1) // block * slots if isinstance(seen, int) and is_number(length) else all_summaries
+            before = (
+                (seen + after - 1) // block * slots if isinstance(seen, int) and is_number(length) else all_summaries
+            )
             visible_X1QK = None
             if length > 1 or not isinstance(seen, int):  # a single new token sees all there is
                 visible_X1QK = visible(
@@ -302,7 +326,13 @@ class CausalLinformerAttention(MultiHeadLayer):
         return self._for_every_head(features_BKF.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2))
 
     def _keep(
-        self, cache: CausalCache | None, summaries: Summaries, tokens: Tokens, seen_before: Count, seen: Count, slots: int
+        self,
+        cache: CausalCache | None,
+        summaries: Summaries,
+        tokens: Tokens,
+        seen_before: Count,
+        seen: Count,
+        slots: int,
     ) -> CausalCache:
         """The summaries of finished blocks and the tokens of the open one; copies, which do not keep the whole input alive."""
         blocks, still_open = seen // self.block_length, seen % self.block_length
@@ -310,7 +340,9 @@ class CausalLinformerAttention(MultiHeadLayer):
         if isinstance(still_open, int):
             kept = Tokens(*(rows[:, first_open : first_open + still_open].clone() for rows in tokens))
         else:
-            place_BP = as_column(first_open, still_open.device) + torch.arange(int(still_open.max()), device=still_open.device)
+            place_BP = as_column(first_open, still_open.device) + torch.arange(
+                int(still_open.max()), device=still_open.device
+            )
             batch_B1 = torch.arange(len(still_open), device=still_open.device)[:, None]
             # examples with a shorter open block fill up with rows that nothing will see
             kept = Tokens(*(rows[batch_B1, place_BP.clamp(max=rows.shape[1] - 1)] for rows in tokens))

@@ -9,7 +9,14 @@ from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
-from .options_linformer import check_local_width, check_projection_options, choice, nearest_of, positive_integer, probability
+from .options_linformer import (
+    check_local_width,
+    check_projection_options,
+    choice,
+    nearest_of,
+    positive_integer,
+    probability,
+)
 
 POSITIONS = ("learned", "sinusoidal", "none")
 DECODER_ATTENTIONS = ("full", "causal")
@@ -17,10 +24,25 @@ POOLINGS = ("mean", "first")
 # what Hugging Face itself passes or stores beside the fields of a configuration
 OF_HUGGING_FACE = {
     *("num_labels", "name_or_path", "model_type", "torch_dtype", "attn_implementation", "experts_implementation"),
-    *("output_attentions", "per_layer_config", "auto_map", "custom_pipelines", "quantization_config", "tokenizer_class"),
+    *(
+        "output_attentions",
+        "per_layer_config",
+        "auto_map",
+        "custom_pipelines",
+        "quantization_config",
+        "tokenizer_class",
+    ),
     *("finetuning_task", "task_specific_params", "use_return_dict", "tie_last_hidden_states"),
     # of the tokenizer, and of earlier versions
-    *("cls_token_id", "sep_token_id", "mask_token_id", "unk_token_id", "torchscript", "gradient_checkpointing", "pruned_heads"),
+    *(
+        "cls_token_id",
+        "sep_token_id",
+        "mask_token_id",
+        "unk_token_id",
+        "torchscript",
+        "gradient_checkpointing",
+        "pruned_heads",
+    ),
     *("prefix", "use_bfloat16", "tie_encoder_decoder", "cross_attention_hidden_size"),
 }
 
@@ -121,8 +143,12 @@ class LinformerConfig(PreTrainedConfig):
             if name not in names and not is_of_hugging_face(name) and not nearest_of(name, names, SURELY_MISSPELT)
         ]
         if unknown:
-            logger.warning(f"these keys of the configuration mean nothing to a Linformer and are kept as they are: {unknown}")
-        result = super().from_dict({name: value for name, value in config_dict.items() if name not in unknown}, **kwargs)
+            logger.warning(
+                f"these keys of the configuration mean nothing to a Linformer and are kept as they are: {unknown}"
+            )
+        result = super().from_dict(
+            {name: value for name, value in config_dict.items() if name not in unknown}, **kwargs
+        )
         config = result[0] if isinstance(result, tuple) else result
         for name in unknown:
             setattr(config, name, config_dict[name])
@@ -170,7 +196,9 @@ class LinformerConfig(PreTrainedConfig):
         named = [(name, getattr(self, name)) for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id")]
         for name, value in [*named, *(("eos_token_id", end) for end in ends)]:
             if value is not None and not 0 <= value < self.vocab_size:
-                raise ValueError(f"{name} is {value} but vocab_size is {self.vocab_size}; choose one of 0 … {self.vocab_size - 1}")
+                raise ValueError(
+                    f"{name} is {value} but vocab_size is {self.vocab_size}; choose one of 0 … {self.vocab_size - 1}"
+                )
 
     def _check_heads(self) -> None:
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:

@@ -70,7 +70,11 @@ class LinformerEncoderLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(attention.embed_dim) if feed_forward is not None else None
 
     def forward(
-        self, x_BNC: Tensor, mask_BN: Tensor | None = None, projection: Projection | None = None, need_weights: bool = False
+        self,
+        x_BNC: Tensor,
+        mask_BN: Tensor | None = None,
+        projection: Projection | None = None,
+        need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         attended, weights = self._attend(
             self.attention_norm(x_BNC) if self.norm_first else x_BNC, mask_BN, projection, need_weights
@@ -129,7 +133,9 @@ class LinformerEncoder(nn.Module):
             raise ValueError(
                 f"feed_forward_dim is {feed_forward_dim} but feed_forward='none' has no inner features; leave one of them out"
             )
-        inner_dim = 4 * embed_dim if feed_forward_dim is None else positive_integer("feed_forward_dim", feed_forward_dim)
+        inner_dim = (
+            4 * embed_dim if feed_forward_dim is None else positive_integer("feed_forward_dim", feed_forward_dim)
+        )
         probability("feed_forward_dropout", feed_forward_dropout)
         boolean("norm_first", norm_first)
         self.embed_dim = embed_dim
@@ -149,7 +155,9 @@ class LinformerEncoder(nn.Module):
                     dropout=dropout,
                     bias=bias,
                 ),
-                None if feed_forward == "none" else FeedForward(embed_dim, inner_dim, feed_forward, feed_forward_dropout),
+                None
+                if feed_forward == "none"
+                else FeedForward(embed_dim, inner_dim, feed_forward, feed_forward_dropout),
                 norm_first,
             )
             for length in lengths

@@ -228,7 +228,11 @@ class LocalMixing(nn.Module):
         if mask_BN is not None:
             real_BNC, _, place_BN = real_tokens_first(x_BNC, mask_BN)
         mixed_BCN = functional.conv1d(
-            real_BNC.transpose(1, 2), self.weight, self.bias, padding=self.weight.shape[-1] // 2, groups=self.weight.shape[0]
+            real_BNC.transpose(1, 2),
+            self.weight,
+            self.bias,
+            padding=self.weight.shape[-1] // 2,
+            groups=self.weight.shape[0],
         )
         mixed_BNC = mixed_BCN.transpose(1, 2)
         # not take_along_dim, which no graph for several lengths can hold
@@ -241,9 +245,15 @@ class LinformerLayer(GradientCheckpointingLayer):
     def __init__(self, config: LinformerConfig, layer_idx: int):
         super().__init__()
         self.layer_idx = layer_idx
-        self.attention = (LinformerCausalSelfAttention if config.is_decoder else LinformerSelfAttention)(config, layer_idx)
+        self.attention = (LinformerCausalSelfAttention if config.is_decoder else LinformerSelfAttention)(
+            config, layer_idx
+        )
         # a decoder has the tokens of its own block before it, and must not hear of those behind
-        self.local = LocalMixing(config.hidden_size, config.local_width) if config.local_width and not config.is_decoder else None
+        self.local = (
+            LocalMixing(config.hidden_size, config.local_width)
+            if config.local_width and not config.is_decoder
+            else None
+        )
         self.attention_residual = Residual(config)
         if config.add_cross_attention:
             self.cross_attention = LinformerCrossAttention(config, layer_idx)
@@ -373,7 +383,9 @@ class LinformerModel(LinformerPreTrainedModel):
             )
         if isinstance(positions, nn.Embedding):
             weight = repeated_rows(positions.weight, length)
-            self.embeddings.position_embeddings = nn.Embedding.from_pretrained(weight, freeze=not positions.weight.requires_grad)
+            self.embeddings.position_embeddings = nn.Embedding.from_pretrained(
+                weight, freeze=not positions.weight.requires_grad
+            )
         for module in self.modules():
             if isinstance(module, LinformerSelfAttention | LinformerCrossAttention):
                 module.resize(length)
@@ -419,7 +431,9 @@ class LinformerModel(LinformerPreTrainedModel):
         if token_type_ids is not None:
             check_indices("token_type_ids", token_type_ids, max(1, self.config.type_vocab_size), batch, length)
         if mask_BN is not None and seen:
-            mask_BN = padding_mask("attention_mask", mask_BN[:, seen:], (batch, length), words_BNC.device, allow_empty=True)
+            mask_BN = padding_mask(
+                "attention_mask", mask_BN[:, seen:], (batch, length), words_BNC.device, allow_empty=True
+            )
         source_mask_BN = None
         if encoder_attention_mask is not None and encoder_hidden_states is not None:
             sizes, device = encoder_hidden_states.shape[:2], words_BNC.device
@@ -484,7 +498,11 @@ class LinformerModel(LinformerPreTrainedModel):
     def _check_positions(self, position_ids: Tensor, batch: int, length: int, attention_mask: Tensor | None) -> None:
         table = self.embeddings.position_embeddings
         check_indices(
-            "position_ids", position_ids, table.num_embeddings if isinstance(table, nn.Embedding) else None, batch, length
+            "position_ids",
+            position_ids,
+            table.num_embeddings if isinstance(table, nn.Embedding) else None,
+            batch,
+            length,
         )
         if attention_mask is None and can_read_values(position_ids) and bool((position_ids.diff(dim=1) < 0).any()):
             raise ValueError(
@@ -530,7 +548,9 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         super().__init__(config)
         self.loss_type = "ForMaskedLM"  # not by the name of the class, which subclasses change
         if config.is_decoder:
-            raise ValueError("is_decoder=True: a masked LM has to see both sides; use LinformerForCausalLM, or is_decoder=False")
+            raise ValueError(
+                "is_decoder=True: a masked LM has to see both sides; use LinformerForCausalLM, or is_decoder=False"
+            )
         self.model = LinformerModel(config)
         self.head = LinformerHead(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
@@ -570,7 +590,9 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         if labels is not None:
             check_classes("labels", labels, logits)
             loss = self.loss_function(logits, labels.contiguous(), vocab_size=logits.shape[-1], **kwargs)
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
 
 
 class LinformerForSequenceClassification(LinformerPreTrainedModel):
@@ -589,10 +611,14 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         super().__init__(config)
         self.loss_type = "ForSequenceClassification"
         if config.is_decoder and config.classifier_pooling == "first":
-            raise ValueError("classifier_pooling='first': the first token of a causal decoder has seen nothing else; use 'mean'")
+            raise ValueError(
+                "classifier_pooling='first': the first token of a causal decoder has seen nothing else; use 'mean'"
+            )
         self.model = LinformerModel(config)
         self.head = LinformerHead(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
+        self.dropout = nn.Dropout(
+            config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        )
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
@@ -661,7 +687,9 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
         super().__init__(config)
         self.loss_type = "ForTokenClassification"
         self.model = LinformerModel(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
+        self.dropout = nn.Dropout(
+            config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        )
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
@@ -684,7 +712,9 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
         if labels is not None:
             check_classes("labels", labels, logits)
             loss = self.loss_function(logits, labels.contiguous(), self.config, **kwargs)
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
 
 
 class LinformerForQuestionAnswering(LinformerPreTrainedModel):
@@ -767,7 +797,9 @@ class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
         super().__init__(config)
         self.loss_type = "ForCausalLM"
         if config.add_cross_attention:
-            raise ValueError("add_cross_attention=True: a causal LM has no source; use LinformerForConditionalGeneration")
+            raise ValueError(
+                "add_cross_attention=True: a causal LM has no source; use LinformerForConditionalGeneration"
+            )
         self.model = LinformerModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

@@ -119,9 +119,13 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            raise ValueError("nothing to decode: give labels, decoder_input_ids or decoder_inputs_embeds, or call generate")
+            raise ValueError(
+                "nothing to decode: give labels, decoder_input_ids or decoder_inputs_embeds, or call generate"
+            )
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
+            )
         elif not isinstance(encoder_outputs, dict):
             names = ("last_hidden_state", "hidden_states", "attentions")
             encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs, strict=False)))
@@ -158,7 +162,9 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         check_integers("labels", labels, "(batch, length)")
         if labels.dim() != 2:
             raise ValueError(f"labels has shape {tuple(labels.shape)}; it must be (batch, length)")
-        check_classes("labels", labels, self.lm_head.weight.new_empty(()).expand(*labels.shape, self.lm_head.weight.shape[0]))
+        check_classes(
+            "labels", labels, self.lm_head.weight.new_empty(()).expand(*labels.shape, self.lm_head.weight.shape[0])
+        )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """The target, shifted right behind `decoder_start_token_id`; where nothing is to be predicted stands padding."""

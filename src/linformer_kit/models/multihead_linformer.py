@@ -170,14 +170,20 @@ class MultiHeadLayer(nn.Module):
         if can_be_taken_apart(linear):
             weight_GDC, bias = linear.weight.unflatten(0, per_head), linear.bias
             features_BGKD = torch.einsum("bgkc,gdc->bgkd", rows_BMKC, weight_GDC)
-            return features_BGKD if bias is None else features_BGKD + bias.unflatten(0, per_head)[:, None].to(features_BGKD.dtype)
+            return (
+                features_BGKD
+                if bias is None
+                else features_BGKD + bias.unflatten(0, per_head)[:, None].to(features_BGKD.dtype)
+            )
         # what cannot be cut by heads is run whole on each head's rows, and that head's part kept
         return linear(rows_BMKC).unflatten(-1, per_head).diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
     def _for_every_head(self, features_BGKD: Tensor) -> Tensor:
         """(B, G, K, D) to (B, H, K, D)."""
         served = self.num_heads // self.num_kv_heads
-        return features_BGKD if served == 1 else features_BGKD.repeat_interleave(served, dim=1)  # which copies even for 1
+        return (
+            features_BGKD if served == 1 else features_BGKD.repeat_interleave(served, dim=1)
+        )  # which copies even for 1
 
     def _dropout_now(self) -> float:
         return self.dropout if self.training else 0.0

@@ -80,11 +80,15 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """`value` itself if it is one of `allowed`; otherwise an error that names the nearest of them."""
     allowed = list(allowed)
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}{nearest_of(value, allowed)}")
+        raise ValueError(
+            f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}{nearest_of(value, allowed)}"
+        )
     return value
 
 
-def check_projection_options(projection: str, max_length: int, projected_length: int, sharing: str, rescale: bool) -> None:
+def check_projection_options(
+    projection: str, max_length: int, projected_length: int, sharing: str, rescale: bool
+) -> None:
     """Refuse unknown values, and combinations that mean nothing, with the reason."""
     choice("projection", projection, PROJECTIONS)
     choice("sharing", sharing, SHARINGS)
@@ -106,4 +110,6 @@ def check_projection_options(projection: str, max_length: int, projected_length:
 def check_local_width(width: int) -> None:
     """Neighbours are as many on the left as on the right."""
     if type(width) is not int or width < 0 or (width and width % 2 == 0):
-        raise ValueError(f"local_width is {width!r}; it must be odd, as many neighbours on the left as on the right, or 0 for none")
+        raise ValueError(
+            f"local_width is {width!r}; it must be odd, as many neighbours on the left as on the right, or 0 for none"
+        )

@@ -120,7 +120,9 @@ class Projection(nn.Module):
         kept. What takes any length stays as it is.
         """
         assert self.made_with is not None
-        built = make_projection(**{**self.made_with, "num_kv_heads": max(1, self.matrices // 2), "max_length": max_length})
+        built = make_projection(
+            **{**self.made_with, "num_kv_heads": max(1, self.matrices // 2), "max_length": max_length}
+        )
         for old, new in zip(self.tensors(), built.tensors(), strict=True):
             with torch.no_grad():
                 new.data = self.stretched(old, max_length).to(device=old.device, dtype=old.dtype)
@@ -197,7 +199,9 @@ class LinearProjection(DenseProjection):
         """
         length, _, projected_length = self.weight.shape
         column_N = torch.arange(length, device=self.weight.device) * projected_length // length
-        in_segment_NK = (column_N[:, None] == torch.arange(projected_length, device=self.weight.device)).to(self.weight.dtype)
+        in_segment_NK = (column_N[:, None] == torch.arange(projected_length, device=self.weight.device)).to(
+            self.weight.dtype
+        )
         means_NK = in_segment_NK / in_segment_NK.sum(dim=0).clamp(min=1)
         with torch.no_grad():
             self.weight.normal_(std=0.1 * math.sqrt(projected_length) / length).add_(means_NK[:, None])
@@ -285,7 +289,9 @@ class ConvProjection(Projection):
     def stretched(self, weight: Tensor, max_length: int) -> Tensor:
         assert self.made_with is not None
         window = -(-max_length // self.made_with["projected_length"])
-        taps_MCW = nn.functional.interpolate(weight.detach().transpose(1, 2), size=window, mode="linear", align_corners=False)
+        taps_MCW = nn.functional.interpolate(
+            weight.detach().transpose(1, 2), size=window, mode="linear", align_corners=False
+        )
         return taps_MCW.transpose(1, 2) * (self.window / window)
 
     def rows(self, length: int) -> int:
@@ -322,7 +328,9 @@ class ConvProjection(Projection):
         return root_of_ratio(squares_MWC.sum(dim=1)[:, None], real_BMKC)
 
     def extra_repr(self) -> str:
-        return f"embed_dim={self.weight.shape[2]}, window={self.window}, matrices={self.matrices}, rescale={self.rescale}"
+        return (
+            f"embed_dim={self.weight.shape[2]}, window={self.window}, matrices={self.matrices}, rescale={self.rescale}"
+        )
 
 
 class PoolingProjection(Projection):

@@ -24,7 +24,9 @@ def check_features(name: str, x: Any, width: int, like: Tensor) -> None:
         raise ValueError(f"{name} has shape {tuple(x.shape)}: it must hold at least one token")
     # a layer that is on meta while its input is not has been offloaded: hooks will bring its weights
     if x.device != like.device and not like.is_meta:
-        raise ValueError(f"{name} is on {x.device} but the layer is on {like.device}; move one of them with .to(device)")
+        raise ValueError(
+            f"{name} is on {x.device} but the layer is on {like.device}; move one of them with .to(device)"
+        )
     if x.dtype != like.dtype:
         # autocast leaves float64 alone
         can_be_cast = x.is_floating_point() and torch.float64 not in (x.dtype, like.dtype)
@@ -97,7 +99,9 @@ def check_ids(name: str, ids: Any, vocabulary: int) -> None:
     """Refuse anything but (batch, length) indices into the vocabulary, at least one."""
     check_integers(name, ids, "(batch, length)")
     if ids.dim() != 2 or 0 in ids.shape:
-        raise ValueError(f"{name} has shape {tuple(ids.shape)}; it must be (batch, length) with at least one example and one token")
+        raise ValueError(
+            f"{name} has shape {tuple(ids.shape)}; it must be (batch, length) with at least one example and one token"
+        )
     if can_read_values(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
         raise ValueError(
             f"{name} holds ids from {int(ids.min())} to {int(ids.max())} but the vocabulary has {vocabulary}; "
@@ -115,12 +119,19 @@ def check_embedded(name: str, x: Any, width: int) -> None:
         )
 
 
-def padding_mask(name: str, mask: Any, shape: Sequence[int], device: torch.device, allow_empty: bool = False) -> Tensor | None:
+def padding_mask(
+    name: str, mask: Any, shape: Sequence[int], device: torch.device, allow_empty: bool = False
+) -> Tensor | None:
     """`mask` as a boolean (batch, length) tensor, or None if all tokens are real; an example without any is refused.
 
     Of floats only 0 and 1 are taken, as some libraries give them: others may be meant to be added to scores.
     """
-    if isinstance(mask, Tensor) and mask.is_floating_point() and can_read_values(mask) and bool(((mask == 0) | (mask == 1)).all()):
+    if (
+        isinstance(mask, Tensor)
+        and mask.is_floating_point()
+        and can_read_values(mask)
+        and bool(((mask == 0) | (mask == 1)).all())
+    ):
         mask = mask.bool()
     mask = boolean_mask(name, mask, torch.empty((), device=device).expand(*shape))
     if not can_read_values(mask):
@@ -150,6 +161,10 @@ def check_spans(start_positions: Any, end_positions: Any, batch: int) -> None:
     for name, positions in (("start_positions", start_positions), ("end_positions", end_positions)):
         check_integers(name, positions, "(batch,)")
         if positions.numel() != batch:
-            raise ValueError(f"{name} has shape {tuple(positions.shape)}; it must be ({batch},), one position per example")
+            raise ValueError(
+                f"{name} has shape {tuple(positions.shape)}; it must be ({batch},), one position per example"
+            )
         if can_read_values(positions) and int(positions.min()) < 0:
-            raise ValueError(f"{name} holds {int(positions.min())}; a position is 0 or more, beyond the input to be ignored")
+            raise ValueError(
+                f"{name} holds {int(positions.min())}; a position is 0 or more, beyond the input to be ignored"
+            )

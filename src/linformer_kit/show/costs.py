@@ -32,7 +32,9 @@ COLOURS = {
     "nystromformer": (ORANGE, "-"),
     "fnet": (ORANGE, ":"),
 }
-OTHER_COLOURS = tuple((colour, style) for style in ("-.", ":") for colour in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GREY))
+OTHER_COLOURS = tuple(
+    (colour, style) for style in ("-.", ":") for colour in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GREY)
+)
 # the marker says which K; a point stands where nothing is projected
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FEWEST_POINTS = 3  # two points lie on a line whatever they are
@@ -55,7 +57,9 @@ class Line(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.implementation if self.projected_length is None else f"{self.implementation} K={self.projected_length}"
+        return (
+            self.implementation if self.projected_length is None else f"{self.implementation} K={self.projected_length}"
+        )
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,9 @@ def panels_of(tables: Mapping[str, list[Row]]) -> list[Panel]:
     panels = []
     for key in sorted(groups, key=lambda key: (order(key[0], SUBJECTS), order(key[1], STEPS), *key[2:])):
         alike = [other for other in groups if other[:2] == key[:2]]
-        words = zip((*SIZES.values(), "batch", ""), key[2:], zip(*(other[2:] for other in alike), strict=True), strict=True)
+        words = zip(
+            (*SIZES.values(), "batch", ""), key[2:], zip(*(other[2:] for other in alike), strict=True), strict=True
+        )
         apart = [in_words(what, value) for what, value, all_values in words if value and len(set(all_values)) > 1]
         panels += [panel for panel in both_panels(", ".join([*key[:2], *apart]), groups[key]) if panel.lines]
     return panels
@@ -186,7 +192,9 @@ def in_words(what: str, value: str) -> str:
 
 
 def point_of(row: Row, *more: str) -> tuple[str, ...]:
-    return tuple(row[name] for name in ("subject", "step", "implementation", "length", "projected_length", *SIZES, *more))
+    return tuple(
+        row[name] for name in ("subject", "step", "implementation", "length", "projected_length", *SIZES, *more)
+    )
 
 
 def have_common_points(tables: Mapping[str, list[Row]]) -> bool:
@@ -197,7 +205,9 @@ def have_common_points(tables: Mapping[str, list[Row]]) -> bool:
 
 def have_several_batches(tables: Mapping[str, list[Row]]) -> bool:
     """Whether a table has a point in several batches; otherwise a batch follows from the length."""
-    return any(len({point_of(row, "batch") for row in rows}) > len({point_of(row) for row in rows}) for rows in tables.values())
+    return any(
+        len({point_of(row, "batch") for row in rows}) > len({point_of(row) for row in rows}) for rows in tables.values()
+    )
 
 
 def both_panels(title: str, rows: list[Row]) -> list[Panel]:
@@ -233,7 +243,9 @@ def facts(rows: Sequence[Row]) -> str:
         sentences.append(f"The rows come from different machines: {'; '.join(machines)}")
     else:
         row = rows[0]
-        sentences.append(f"{row['cpu']}, {row['cores']} cores, {row['threads']} threads, {row['memory_gib']} GiB, {row['system']}")
+        sentences.append(
+            f"{row['cpu']}, {row['cores']} cores, {row['threads']} threads, {row['memory_gib']} GiB, {row['system']}"
+        )
     if versions := differing(rows, VERSIONS) + differing_packages(rows):
         sentences.append(f"The rows come from different versions: {'; '.join(versions)}")
     else:
@@ -248,7 +260,9 @@ def one_or_several(rows: Sequence[Row], size: str, words: str) -> str:
     found = values(rows, size)
     if len(found) == 1:
         return in_words(words, found[0]) if found[0] else ""
-    by_subject = {subject: values([row for row in rows if row["subject"] == subject], size) for subject in values(rows, "subject")}
+    by_subject = {
+        subject: values([row for row in rows if row["subject"] == subject], size) for subject in values(rows, "subject")
+    }
     if size == "batch":
         return f"batches of {min(map(int, found))} to {max(map(int, found))}"
     if any(len(several) > 1 for several in by_subject.values()):

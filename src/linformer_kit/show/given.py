@@ -56,7 +56,9 @@ def read_given(paths: Sequence[Path]) -> Given:
                 "nor of a spectrum"
             )
         else:
-            raise UserError(f"there is no file or folder {path}; give tables of `linformer compare`, or folders of runs")
+            raise UserError(
+                f"there is no file or folder {path}; give tables of `linformer compare`, or folders of runs"
+            )
     return given
 
 
@@ -85,7 +87,9 @@ def read_table(path: Path) -> list[Row]:
         raise UserError(f"{path} cannot be read as a CSV of `linformer compare`: {error}") from None
     for place, row in enumerate(rows, start=1):
         if None in row or None in row.values():
-            raise UserError(f"{path} is damaged: row {place} has more or fewer values than there are columns; measure it again")
+            raise UserError(
+                f"{path} is damaged: row {place} has more or fewer values than there are columns; measure it again"
+            )
     return rows
 
 
@@ -107,7 +111,9 @@ def number(row: Row, column: str) -> float:
         return float(row[column])
     except ValueError:
         where = f"{row['implementation']}, N={row['length']}"
-        raise UserError(f"the table is damaged: {column} is {row[column]!r} in the row of {where}; measure it again") from None
+        raise UserError(
+            f"the table is damaged: {column} is {row[column]!r} in the row of {where}; measure it again"
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

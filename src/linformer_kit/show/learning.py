@@ -61,7 +61,9 @@ def draw_learning(runs: Sequence[Run]) -> "Figure":
     """The metric of the task and the loss against steps, one look per run."""
     task = task_of(runs)
     if without := [run.name for run in runs if not run.metrics]:
-        raise UserError(f"{without[0]} has no metrics yet: metrics.jsonl is missing or empty; `linformer train` goes on with it")
+        raise UserError(
+            f"{without[0]} has no metrics yet: metrics.jsonl is missing or empty; `linformer train` goes on with it"
+        )
     metric = "accuracy" if task == "classification" else "perplexity"
     figure = curves({run.name: run.metrics for run in runs}, f"validation_{metric}")
     for axes in figure.axes[1:]:
@@ -88,7 +90,9 @@ def draw_quality(runs: Sequence[Run]) -> "Figure":
     words, values = final_metric(runs)
     series = in_series(runs, values, lambda settings: settings.pop("K"))
     if not any(length is not None for points in series.values() for length in points):
-        raise UserError("none of the runs shortens anything, so there is no K to compare; give runs with a projection, too")
+        raise UserError(
+            "none of the runs shortens anything, so there is no K to compare; give runs with a projection, too"
+        )
     figure, (axes,) = drawing.new_figure(1, 1, width=6.5, height=4.2)
     for place, (name, points) in enumerate(series.items()):
         colour, marker = PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
@@ -109,7 +113,16 @@ def draw_series(axes: "Axes", name: str, points: Mapping[Any, Seeds], colour: st
     errors = [[points[length].below_and_above[side][0] for length in lengths] for side in (0, 1)]
     means = [points[length].mean for length in lengths]
     axes.errorbar(
-        lengths, means, yerr=errors, label=name, color=colour, marker=marker, markersize=6, linewidth=1.8, capsize=4, elinewidth=1.2
+        lengths,
+        means,
+        yerr=errors,
+        label=name,
+        color=colour,
+        marker=marker,
+        markersize=6,
+        linewidth=1.8,
+        capsize=4,
+        elinewidth=1.2,
     )
 
 
@@ -127,7 +140,9 @@ def draw_sharing(runs: Sequence[Run]) -> "Figure":
     with_bars = {name: points for name, points in series.items() if None not in points}
     modes = [mode for mode in SHARINGS if any(mode in points for points in with_bars.values())]
     if not modes:
-        raise UserError("none of the runs has matrices to share; give runs with projection linear, dynamic, conv or random")
+        raise UserError(
+            "none of the runs has matrices to share; give runs with projection linear, dynamic, conv or random"
+        )
     figure, (axes,) = drawing.new_figure(1, 1, width=6.5, height=4.2)
     width = 0.8 / len(with_bars)
     for index, (name, points) in enumerate(with_bars.items()):
@@ -190,7 +205,9 @@ def final_metric(runs: Sequence[Run]) -> tuple[str, list[float]]:
         return f"validation {IN_WORDS[metric]}", values
     run = next(run for run, value in zip(runs, on_validation, strict=True) if value is None)
     if not run.result:
-        raise UserError(f"the run {run.name} is not finished; `linformer train {run.folder / 'config.yaml'}` goes on with it")
+        raise UserError(
+            f"the run {run.name} is not finished; `linformer train {run.folder / 'config.yaml'}` goes on with it"
+        )
     without = [run.folder for run, value in zip(runs, on_test, strict=True) if value is None]
     raise UserError(
         f"the run {run.name} has no validation {metric}, and not all runs have a test {metric}; "

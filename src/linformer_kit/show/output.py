@@ -14,4 +14,6 @@ def check_output(output: Path, folder: Path) -> None:
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
-        raise UserError(f"--output is {output}, but {existing} cannot be written ({error.strerror}); give another folder") from None
+        raise UserError(
+            f"--output is {output}, but {existing} cannot be written ({error.strerror}); give another folder"
+        ) from None

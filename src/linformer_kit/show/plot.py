@@ -29,7 +29,9 @@ def plot(given: list[Path], what: str | None, text: str | None, output: Path) ->
     check_output(output, folder)
     pictures = figures(given, what, text)
     if is_file and len(pictures) > 1:
-        raise UserError(f"{output} is one file, but {len(pictures)} pictures come of this: {', '.join(pictures)}; give a folder")
+        raise UserError(
+            f"{output} is one file, but {len(pictures)} pictures come of this: {', '.join(pictures)}; give a folder"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, figure in pictures.items():
@@ -42,13 +44,17 @@ def plot(given: list[Path], what: str | None, text: str | None, output: Path) ->
 def figures(given: Sequence[Path], what: str | None = None, text: str | None = None) -> "dict[str, Figure]":
     """The pictures by short names. Without `what`: costs of tables, learning of runs."""
     if text is not None and what not in OF_ONE_MODEL:
-        raise UserError("--text is for --what heads, and for --what slots of a dynamic projection; add one, or leave the text out")
+        raise UserError(
+            "--text is for --what heads, and for --what slots of a dynamic projection; add one, or leave the text out"
+        )
     read = read_given(given)
     kinds = [what] if what else ["costs"] * bool(read.tables) + ["learning"] * bool(read.runs)
     if what:
         check_kinds(read, what)
     elif read.models:
-        raise UserError(f"{read.models[0]} is a saved model; give it alone, and what to draw of it: --what heads or --what slots")
+        raise UserError(
+            f"{read.models[0]} is a saved model; give it alone, and what to draw of it: --what heads or --what slots"
+        )
     return {**{kind: figure_of(kind, read, text) for kind in kinds}, **draw_spectra(list(read.spectra.values()))}
 
 
@@ -66,13 +72,21 @@ def draw_spectra(folders: list[Path]) -> "dict[str, Figure]":
 def check_kinds(given: Given, what: str) -> None:
     """Refuse what does not go into the picture, instead of leaving it out."""
     if given.spectra:
-        raise UserError(f"{next(iter(given.spectra))} holds a spectrum, which has pictures of its own; leave --what out")
+        raise UserError(
+            f"{next(iter(given.spectra))} holds a spectrum, which has pictures of its own; leave --what out"
+        )
     if what in OF_TABLES and (others := [*(run.folder for run in given.runs), *given.models]):
-        raise UserError(f"{what} comes from tables of `linformer compare`, but {others[0]} is a folder; remove it, or --what")
+        raise UserError(
+            f"{what} comes from tables of `linformer compare`, but {others[0]} is a folder; remove it, or --what"
+        )
     if what not in OF_TABLES and given.tables:
-        raise UserError(f"{what} comes from folders of runs, but {next(iter(given.tables))} is a table; remove it, or --what")
+        raise UserError(
+            f"{what} comes from folders of runs, but {next(iter(given.tables))} is a table; remove it, or --what"
+        )
     if what in OF_RUNS and given.models:
-        raise UserError(f"{what} comes from folders of runs, but {given.models[0]} is a saved model alone; give the run's folder")
+        raise UserError(
+            f"{what} comes from folders of runs, but {given.models[0]} is a saved model alone; give the run's folder"
+        )
     if what in OF_ONE_MODEL and (count := len(given.runs) + len(given.models)) > 1:
         raise UserError(f"{what} shows one model, but {count} folders were given; give one run or saved model")
 
@@ -88,7 +102,9 @@ def figure_of(what: str, given: Given, text: str | None) -> "Figure":
 
         rows = [row for table in given.tables.values() for row in table]
         if not (found := cells(rows)):
-            raise UserError("there is no encoder of linformer-kit in the table; run `linformer compare --preset paper-table-3`")
+            raise UserError(
+                "there is no encoder of linformer-kit in the table; run `linformer compare --preset paper-table-3`"
+            )
         return draw(found, rows[0])
     if what in OF_RUNS:
         from .learning import draw_learning, draw_quality, draw_sharing

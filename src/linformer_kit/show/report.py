@@ -36,13 +36,17 @@ WITH_DECODER = ("causal-lm", "translation", "denoising")
 def report(given: list[Path], output: Path) -> None:
     """Write the page about folders of runs, tables of `linformer compare` and folders of spectra."""
     if output.is_dir():
-        raise UserError(f"--output is {output}, a folder; give the name of a file in it, such as {output / 'report.html'}")
+        raise UserError(
+            f"--output is {output}, a folder; give the name of a file in it, such as {output / 'report.html'}"
+        )
     check_output(output, output.parent)
     found = read_given(given)
     if found.models:
         names = ", ".join(map(str, found.models))
         one = "is a saved model" if len(found.models) == 1 else "are saved models"
-        raise UserError(f"{names} {one} alone, without a run; give folders of runs or spectra, or tables of `linformer compare`")
+        raise UserError(
+            f"{names} {one} alone, without a run; give folders of runs or spectra, or tables of `linformer compare`"
+        )
     page = page_about(found)
     output.parent.mkdir(parents=True, exist_ok=True)
     # the name of a file may hold what is no text
@@ -54,7 +58,9 @@ def page_about(found: Given) -> str:
     import jinja2
 
     runs = found.runs
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.render(
         title=title_of(found),
@@ -178,13 +184,18 @@ def state_of(run: Run) -> Cell:
 def last_evaluation(run: Run) -> dict[str, Any]:
     """The metrics of the best checkpoint; of a run that is not finished, those of its last evaluation so far."""
     if is_finished(run):
-        return {"step": run.result.get("best_step"), **{name: run.result[name] for name in run.result if name not in OF_TRAINING}}
+        return {
+            "step": run.result.get("best_step"),
+            **{name: run.result[name] for name in run.result if name not in OF_TRAINING},
+        }
     lines = [line for line in run.metrics if "validation_loss" in line]
     return {name: value for name, value in lines[-1].items() if name != "epoch"} if lines else {}
 
 
 def what_was_run(runs: Sequence[Run]) -> Table:
-    return table_of("What was run", ({"run": Cell(run.name), "state": state_of(run), **description(run)} for run in runs))
+    return table_of(
+        "What was run", ({"run": Cell(run.name), "state": state_of(run), **description(run)} for run in runs)
+    )
 
 
 def description(run: Run) -> dict[str, Cell]:
@@ -234,7 +245,9 @@ def what_came_of_it(runs: Sequence[Run]) -> Table:
         seen = run.result.get("tokens") or max((line.get("tokens", 0) for line in run.metrics), default=None)
         row |= {"tokens": cell(seen), "wall-clock": cell(run.result.get("seconds"), wall_clock)}
         row["peak memory"] = cell(run.result.get("peak_mib"), drawing.size)
-    note = "Validation metrics are those of the best checkpoint, or of the last evaluation where a run is not finished. "
+    note = (
+        "Validation metrics are those of the best checkpoint, or of the last evaluation where a run is not finished. "
+    )
     return table_of("What came of it", rows, note + "Wall-clock: of the training since it was last started or resumed.")
 
 
@@ -280,7 +293,9 @@ def differences(runs: Sequence[Run]) -> Table:
     settings = [settings_of(run) for run in runs]
     keys = dict.fromkeys(key for each in settings for key in each)
     different = [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
-    rows = [[Cell(run.name), *(cell(each.get(key)) for key in different)] for run, each in zip(runs, settings, strict=True)]
+    rows = [
+        [Cell(run.name), *(cell(each.get(key)) for key in different)] for run, each in zip(runs, settings, strict=True)
+    ]
     return Table("Settings that differ", ["run", *different], rows)
 
 
@@ -487,7 +502,9 @@ def reading(run: Run) -> Reading:
     try:
         written = run.folder / "translations.jsonl"
         if written.is_file():
-            return Reading(run.name, f"The first of {written.name}, as `linformer evaluate` wrote them.", translations_in(written))
+            return Reading(
+                run.name, f"The first of {written.name}, as `linformer evaluate` wrote them.", translations_in(written)
+            )
         if not is_finished(run):
             return Reading(run.name, "The run is not finished, so there is no model to ask yet.")
         return Reading(run.name, "Examples spread over the validation split, answered now.", answers(run))
@@ -531,7 +548,8 @@ def answers(run: Run) -> Table:
     examples = questions(run.config, predictor)
     found = predictor(Input(text, pair) for text, pair, _ in examples)
     return texts_table(
-        (text, pair, reference, in_short(answer)) for (text, pair, reference), answer in zip(examples, found, strict=True)
+        (text, pair, reference, in_short(answer))
+        for (text, pair, reference), answer in zip(examples, found, strict=True)
     )
 
 
@@ -540,7 +558,9 @@ def in_short(answer: dict[str, Any]) -> str:
     if "label" in answer:
         return f"{answer['label']} ({answer['probabilities'][answer['label']]:.1%})"
     if "masks" in answer:
-        return ", ".join(f"{guess['token'].strip()} ({guess['probability']:.1%})" for mask in answer["masks"] for guess in mask[:3])
+        return ", ".join(
+            f"{guess['token'].strip()} ({guess['probability']:.1%})" for mask in answer["masks"] for guess in mask[:3]
+        )
     return next(answer[key] for key in ("continuation", "translation", "restored") if key in answer)
 
 
@@ -555,14 +575,21 @@ def questions(config: "RunConfig", predictor: "Predictor") -> list[tuple[str, st
     if config.data.generated:
         config = with_generated_data(config, Console(stderr=True))
     rows, columns = read_splits(config)["validation"], config.data.columns
-    count = EXAMPLES if config.task in ("classification", "translation") else 20 * EXAMPLES  # of running text, not all are taken
+    count = (
+        EXAMPLES if config.task in ("classification", "translation") else 20 * EXAMPLES
+    )  # of running text, not all are taken
     if not config.data.streaming:
         rows = rows.select(range(0, len(rows), max(1, len(rows) // count)))
     batch = next(iter(rows.iter(count)))
     if config.task == "classification":
         pairs = texts(batch, columns.pair) if columns.pair else [None] * EXAMPLES
         return list(
-            zip(texts(batch, columns.text), pairs, labels_of(batch, columns.label, class_names(rows, config)), strict=False)
+            zip(
+                texts(batch, columns.text),
+                pairs,
+                labels_of(batch, columns.label, class_names(rows, config)),
+                strict=False,
+            )
         )
     if config.task == "translation":
         return [
@@ -577,12 +604,18 @@ def questions(config: "RunConfig", predictor: "Predictor") -> list[tuple[str, st
 def question(text: str, task: str, predictor: "Predictor") -> tuple[str, None, str]:
     """A running text as the task asks about it: to be gone on with, or with something in its middle behind a mask."""
     tokenizer = predictor.tokenizer
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][: min(predictor.longest - 1, READABLE_TOKENS)]
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][
+        : min(predictor.longest - 1, READABLE_TOKENS)
+    ]
     middle, mask = len(ids) // 2, [tokenizer.mask_token_id]
     if task == "causal-lm":
         return tokenizer.decode(ids[:middle]), None, tokenizer.decode(ids[middle:])
     if task == "masked-lm":
-        return tokenizer.decode([*ids[:middle], *mask, *ids[middle + 1 :]]), None, tokenizer.decode(ids[middle : middle + 1])
+        return (
+            tokenizer.decode([*ids[:middle], *mask, *ids[middle + 1 :]]),
+            None,
+            tokenizer.decode(ids[middle : middle + 1]),
+        )
     return tokenizer.decode([*ids[:middle], *mask, *ids[middle + 3 :]]), None, tokenizer.decode(ids)
 
 

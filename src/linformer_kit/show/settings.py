@@ -18,7 +18,9 @@ def model_of(run: Run) -> dict[str, Any]:
     if "from" not in run.config.model:
         return LinformerConfig(**model_settings(run.config.model)).to_dict()
     start = Path(run.config.model["from"]) / "config.json"
-    return read_model(start) if start.is_file() else dict.fromkeys(LinformerConfig.__annotations__)  # gone: nobody knows
+    return (
+        read_model(start) if start.is_file() else dict.fromkeys(LinformerConfig.__annotations__)
+    )  # gone: nobody knows
 
 
 def read_model(path: Path) -> dict[str, Any]:
@@ -34,6 +36,8 @@ def settings_of(run: Run) -> dict[str, Any]:
     tree, model = to_tree(run.config), model_of(run)
     given = {name: value for name, value in run.config.model.items() if name in ("from", "attention")}
     # a saved model says of its cache what suits whoever loads it
-    own = {name: model.get(name) for name in LinformerConfig.__annotations__ if name not in DERIVED and name != "use_cache"}
+    own = {
+        name: model.get(name) for name in LinformerConfig.__annotations__ if name not in DERIVED and name != "use_cache"
+    }
     tree["model"] = {"attention": "linformer", "from": None, **given, **own}
     return {key: value for key, value in leaves(tree) if key not in FREE}

@@ -36,7 +36,9 @@ class Spectrum:
         return what_was_measured(self.name, self.pieces, self.length)
 
 
-def spectrum(model: str, texts: list[Path], length: int, pieces: int, error: float, output: Path, console: Console) -> None:
+def spectrum(
+    model: str, texts: list[Path], length: int, pieces: int, error: float, output: Path, console: Console
+) -> None:
     """Measure, write tables, pictures and the suggestion to `output`, and tell it."""
     if not 0 < error < 1:
         raise UserError(f"--error is {error}; it must be larger than 0 and less than 1, such as 0.05")
@@ -45,7 +47,10 @@ def spectrum(model: str, texts: list[Path], length: int, pieces: int, error: flo
     encoder = load_encoder(model)
     cut = cut_pieces(encoder, read, length, pieces)
     if (len(cut), len(cut[0])) != (pieces, length):
-        say(console, f"The text is short: {len(cut)} × {len(cut[0])} tokens are measured instead of {pieces} × {length}.")
+        say(
+            console,
+            f"The text is short: {len(cut)} × {len(cut[0])} tokens are measured instead of {pieces} × {length}.",
+        )
     found = measure(encoder, cut, console)
     output.mkdir(parents=True, exist_ok=True)
     write_tables(found, error, output)
@@ -83,7 +88,9 @@ def track(pieces: list[list[int]], console: Console) -> Iterator[list[int]]:
 
 def write_tables(found: Spectrum, error: float, folder: Path) -> None:
     """spectrum.csv: the curves, thinned out; ranks.csv: every head; layers.csv: every layer."""
-    heads = [(layer, head, curve) for layer, curves in enumerate(found.layers, 1) for head, curve in enumerate(curves, 1)]
+    heads = [
+        (layer, head, curve) for layer, curves in enumerate(found.layers, 1) for head, curve in enumerate(curves, 1)
+    ]
     write_rows(
         folder / CURVES,
         [
@@ -93,7 +100,10 @@ def write_tables(found: Spectrum, error: float, folder: Path) -> None:
         ],
     )
     same = {"model": found.name, "length": str(found.length), "pieces": str(found.pieces)}
-    write_rows(folder / RANKS, [{"layer": str(layer), "head": str(head), **same, **ranks(curve)} for layer, head, curve in heads])
+    write_rows(
+        folder / RANKS,
+        [{"layer": str(layer), "head": str(head), **same, **ranks(curve)} for layer, head, curve in heads],
+    )
     write_rows(folder / LAYERS, rows_of_layers(found.layers, error))
 
 
@@ -134,7 +144,10 @@ def tell(found: Spectrum, error: float, folder: Path, console: Console) -> None:
     table = Table("layer", "90 %", "95 %", "99 %", "kept by N/4", "suggested K", box=None, padding=(0, 2, 0, 0))
     for row in rows_of_layers(found.layers, error):
         table.add_row(*row.values())
-    say(console, f"{found.source}: how many of the largest singular values hold 90, 95 and 99 % of their sum, mean over heads")
+    say(
+        console,
+        f"{found.source}: how many of the largest singular values hold 90, 95 and 99 % of their sum, mean over heads",
+    )
     console.print(table)
     say(
         console,

@@ -71,7 +71,9 @@ def check_weights(source: str, model: nn.Module, encoder: nn.Module, found: dict
     own = {id(parameter) for parameter in encoder.parameters()}
     names = [name for name, parameter in model.named_parameters() if name in fresh and id(parameter) in own]
     if chance := [name for name in names if "pooler" not in name]:  # which comes after all attention
-        raise UserError(f"MODEL is {source!r}, whose file has no weights for {chance[0]} and {len(chance) - 1} more; save it whole")
+        raise UserError(
+            f"MODEL is {source!r}, whose file has no weights for {chance[0]} and {len(chance) - 1} more; save it whole"
+        )
 
 
 def longest_input(model: Any) -> int | None:
@@ -92,12 +94,16 @@ def cut_pieces(encoder: Encoder, texts: list[str], length: int, pieces: int) -> 
     that is shorter."""
     most = longest_input(encoder.model)
     if most is not None and length > most:
-        raise UserError(f"--length is {length}, but {encoder.name} takes at most {most} tokens; give --length {most} or less")
+        raise UserError(
+            f"--length is {length}, but {encoder.name} takes at most {most} tokens; give --length {most} or less"
+        )
     before, after = special_tokens(encoder.tokenizer)
     own = length - len(before) - len(after)
     if own < 1:
         special = length - own
-        raise UserError(f"--length is {length}, of which {special} are special tokens; give --length {special + 1} or more")
+        raise UserError(
+            f"--length is {length}, of which {special} are special tokens; give --length {special + 1} or more"
+        )
     tokens = [token for text in texts for token in plain_tokens(encoder.tokenizer, text)]
     if not tokens:
         raise UserError(f"the tokenizer of {encoder.name} finds no token in the text; give another text")

@@ -118,7 +118,9 @@ def draw_heads(figure: Any, axes: Any, layers: Sequence[Layer]) -> None:
     levels = [1 - level for level in np.ravel(MaxNLocator(8).tick_values(0, lost)).tolist()[::-1]]  # down from 1
     edges = [np.arange(size + 1) + 0.5 for size in reversed(shares.shape)]
     norm = BoundaryNorm(levels, COLOURS.N)
-    cells = axes.pcolormesh(*edges, np.ma.masked_invalid(shares), cmap=COLOURS, norm=norm, edgecolors="white", linewidth=0.6)
+    cells = axes.pcolormesh(
+        *edges, np.ma.masked_invalid(shares), cmap=COLOURS, norm=norm, edgecolors="white", linewidth=0.6
+    )
     if max(shares.shape) <= MOST_NUMBERS:
         write_numbers(axes, shares, norm)
     quarters = {layer.quarter for layer in layers}  # several in a Linformer with a K for each layer
@@ -146,9 +148,19 @@ def draw_ranks(layers: Sequence[Layer], source: str) -> Figure:
     calm(axes)
     for (name, share), colour, marker, aside in zip(KEPT.items(), PALETTE, MARKERS, (-0.08, 0, 0.08), strict=False):
         heads = [(int(row["layer"]) + aside, int(row[name])) for layer in layers for row in layer.heads]
-        axes.plot(*zip(*heads, strict=True), color=colour, marker=marker, markersize=3, linestyle="", alpha=0.3, markeredgewidth=0)
+        axes.plot(
+            *zip(*heads, strict=True),
+            color=colour,
+            marker=marker,
+            markersize=3,
+            linestyle="",
+            alpha=0.3,
+            markeredgewidth=0,
+        )
         means = [(int(layer.mean["layer"]), int(layer.mean[name])) for layer in layers]
-        axes.plot(*zip(*means, strict=True), color=colour, marker=marker, markersize=6, linewidth=1.8, label=f"{share:.0%}")
+        axes.plot(
+            *zip(*means, strict=True), color=colour, marker=marker, markersize=6, linewidth=1.8, label=f"{share:.0%}"
+        )
     axes.set_title("Singular values needed for a share of their sum", loc="left", fontsize=11, fontweight="bold")
     axes.set(xlabel="layer", ylabel="K", ylim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))

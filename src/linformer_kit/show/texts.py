@@ -12,7 +12,9 @@ def read_text(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"--text is {path}, which cannot be read ({error.strerror}); give a file with text in UTF-8") from None
+        raise UserError(
+            f"--text is {path}, which cannot be read ({error.strerror}); give a file with text in UTF-8"
+        ) from None
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:

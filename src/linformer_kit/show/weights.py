@@ -97,7 +97,9 @@ def text_of(given: str | None, why: str) -> str:
     if given.strip() and is_there(path.exists):
         return read_text(path)
     if not re.search(r"\s", given) and ("/" in given or SUFFIX.fullmatch(path.suffix)):  # hardly a text
-        raise UserError(f"--text is {given!r}: there is no such file; a text of one word has neither / nor an ending like .md")
+        raise UserError(
+            f"--text is {given!r}: there is no such file; a text of one word has neither / nor an ending like .md"
+        )
     return given
 
 
@@ -111,7 +113,9 @@ def tokenized(model: Loaded, text: str) -> Tokens:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.folder)
     except Exception as error:  # transformers raises whatever the file system or the parser raised
-        raise UserError(f"{model.folder} has no tokenizer that could be loaded: {' '.join(str(error).split())}") from None
+        raise UserError(
+            f"{model.folder} has no tokenizer that could be loaded: {' '.join(str(error).split())}"
+        ) from None
     longest = min(model.stack.config.max_position_embeddings, MOST_TOKENS)
     encoded: dict[str, list]
     if isinstance(model.whole, LinformerForCausalLM | LinformerForMaskedLM | LinformerForConditionalGeneration):
@@ -184,7 +188,9 @@ def draw_heads(model: Loaded, text: str | None) -> "Figure":
         if head == 0:
             axes.set_ylabel(f"layer {layer + 1}", fontsize=10)
             label_rows(axes, tokens.labels, height)
-    bar = figure.colorbar(image, ax=grid, shrink=min(1.0, 3.5 / (height * count)), anchor=(0.0, 1.0), pad=0.01, aspect=30)
+    bar = figure.colorbar(
+        image, ax=grid, shrink=min(1.0, 3.5 / (height * count)), anchor=(0.0, 1.0), pad=0.01, aspect=30
+    )
     bar.outline.set_visible(False)
     said = f"{what_columns_are(model, tokens, layers[0])} Text: “{beginning_of(text)}”."
     drawing.footnote(figure, textwrap.fill(said, int(13 * width)))
@@ -214,7 +220,9 @@ def label_rows(axes: "Axes", labels: list[str], height: float) -> None:
 def label_columns(axes: "Axes", count: int, is_last: bool) -> None:
     """The first and the last column, below the last row of panels."""
     axes.set_xticks(
-        [0, count - 1] if is_last and count > 1 else [], ["1", f"{count:,}"] if is_last and count > 1 else [], fontsize=8
+        [0, count - 1] if is_last and count > 1 else [],
+        ["1", f"{count:,}"] if is_last and count > 1 else [],
+        fontsize=8,
     )
     axes.tick_params(axis="x", length=2, pad=2)
 
@@ -324,7 +332,11 @@ def matrix_of(projection: Projection, config: LinformerConfig) -> np.ndarray:
         if isinstance(projection, MeanProjection):
             length = config.block_length if config.is_decoder else config.max_position_embeddings
             return projection(torch.eye(length)[None]).rows_BMKC[0].permute(2, 0, 1).numpy()  # Eᵀ I is Eᵀ
-    why = "takes the largest value of each channel" if config.projection == "max" else "has its own weights for each channel"
+    why = (
+        "takes the largest value of each channel"
+        if config.projection == "max"
+        else "has its own weights for each channel"
+    )
     raise UserError(
         f"projection={config.projection} has no E: it {why} in windows; slots can be drawn of linear, random, dynamic "
         "and mean, heads of all"

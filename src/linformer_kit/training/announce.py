@@ -35,12 +35,17 @@ def announcement(trainer: LinformerTrainer, prepared: Prepared, config: RunConfi
     table.add_row("parameters", f"{whole:,}, of them {projections:,} of E and F")
     done = state.global_step if state else 0
     steps = trainer.args.max_steps
-    table.add_row("steps", f"{steps:,} of {config.training.batch_size} examples" + (f"; goes on at {done:,}" if done else ""))
+    table.add_row(
+        "steps", f"{steps:,} of {config.training.batch_size} examples" + (f"; goes on at {done:,}" if done else "")
+    )
     memory, duration = "more than there is", "unknown"
     try:
         with trainer.accelerator.autocast():
             needed = estimate(
-                trainer.model, *probe_batches(trainer), config.training.accumulate, config.training.gradient_checkpointing
+                trainer.model,
+                *probe_batches(trainer),
+                config.training.accumulate,
+                config.training.gradient_checkpointing,
             )
         memory = f"about {in_bytes(needed.bytes)} for weights, gradients, AdamW and the longest batch"
         duration = f"about {in_time(needed.seconds * (steps - done))} without evaluations"
@@ -48,7 +53,9 @@ def announcement(trainer: LinformerTrainer, prepared: Prepared, config: RunConfi
         pass
     table.add_row("memory", memory)
     table.add_row("time", duration)
-    table.add_row("device", f"{trainer.args.device}, {trainer.accelerator.num_processes} process(es), {precision_of(trainer)}")
+    table.add_row(
+        "device", f"{trainer.args.device}, {trainer.accelerator.num_processes} process(es), {precision_of(trainer)}"
+    )
     return table
 
 
@@ -75,7 +82,8 @@ def probe_batches(trainer: LinformerTrainer) -> tuple[dict[str, Any], dict[str, 
     else:
         drawn = [list(islice(examples, size))] * 2
     longest, typical = (
-        {name: tensor.to(trainer.args.device) for name, tensor in trainer.data_collator(batch).items()} for batch in drawn
+        {name: tensor.to(trainer.args.device) for name, tensor in trainer.data_collator(batch).items()}
+        for batch in drawn
     )
     return longest, typical
 

@@ -104,7 +104,9 @@ def prepare_reporting(config: RunConfig, run: RunFolder) -> None:
     if report == "none":
         return
     if importlib.util.find_spec(report) is None:
-        raise UserError(f"training.report is {report}, which is not installed; pip install {report}, or set training.report=none")
+        raise UserError(
+            f"training.report is {report}, which is not installed; pip install {report}, or set training.report=none"
+        )
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     os.environ.setdefault("WANDB_DIR", str(run.folder))
     os.environ.setdefault("WANDB_PROJECT", "linformer-kit")

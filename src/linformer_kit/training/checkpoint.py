@@ -131,7 +131,9 @@ def latest_whole(folder: Path, console: Console) -> Path | None:
     for path in reversed(checkpoints_in(folder)):
         if (reason := damage(path)) is None:
             return path
-        console.print(f"{path} is damaged: {reason}. The one before is used.", style="yellow", markup=False, soft_wrap=True)
+        console.print(
+            f"{path} is damaged: {reason}. The one before is used.", style="yellow", markup=False, soft_wrap=True
+        )
     return None
 
 
@@ -189,7 +191,9 @@ def random_state() -> dict[str, Any]:
         "python": [version, list(numbers), gauss],
         "numpy": [name, np.asarray(keys).tolist(), *place],
         "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()]
+        if torch.cuda.is_available()
+        else [],
     }
 
 

@@ -19,7 +19,18 @@ import yaml
 from ..errors import UserError
 from ..models.options_linformer import nearest_of
 from ..plain_yaml import parse_yaml, read_yaml
-from ..typed import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, SEED, SHARE, converted, converted_field, describe, key_of, unknown_key
+from ..typed import (
+    AT_LEAST_1,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEED,
+    SHARE,
+    converted,
+    converted_field,
+    describe,
+    key_of,
+    unknown_key,
+)
 
 if TYPE_CHECKING:
     from ..models.configuration_linformer import LinformerConfig
@@ -43,28 +54,37 @@ class DataConfig:
     """Where the examples come from."""
 
     path: Annotated[
-        str | None, "a file, a folder of files (named after their split, or one sub-folder per class), or a name on the hub"
+        str | None,
+        "a file, a folder of files (named after their split, or one sub-folder per class), or a name on the hub",
     ] = None
     generated: Annotated[Literal["listops"] | None, "data made by our own code instead of `path`"] = None
     name: Annotated[str | None, "which configuration of a hub data set; of no meaning for local files"] = None
     revision: Annotated[str | None, "which commit, tag or branch of a hub data set"] = None
-    format: Annotated[Literal["auto", "text", "csv", "tsv", "jsonl", "parquet"], "of local files; `auto` goes by their names"] = (
-        "auto"
-    )
+    format: Annotated[
+        Literal["auto", "text", "csv", "tsv", "jsonl", "parquet"], "of local files; `auto` goes by their names"
+    ] = "auto"
     encoding: Annotated[str, "of text, CSV and TSV files"] = "utf-8"
-    sample: Annotated[Literal["line", "paragraph", "document"], "what one example of a text file is; `document`: the file"] = "line"
+    sample: Annotated[
+        Literal["line", "paragraph", "document"], "what one example of a text file is; `document`: the file"
+    ] = "line"
     header: Annotated[list[str] | None, "names of the columns of CSV and TSV files that have no heading"] = None
     columns: Annotated[Columns, "which column holds what"] = field(default_factory=Columns)
     train: Annotated[str, "the split to train on"] = "train"
-    validation: Annotated[str | None, "the split to choose the best checkpoint by; found by its name, or carved out"] = None
-    test: Annotated[str | None, "the split for `linformer evaluate`; found by its name"] = None
-    validation_share: Annotated[float, "share of the training examples carved out when there is no validation split", SHARE] = 0.05
-    max_examples: Annotated[
-        int | None, "train on so many lines, rows or pairs only: drawn at random, for language models the first ones", AT_LEAST_1
+    validation: Annotated[
+        str | None, "the split to choose the best checkpoint by; found by its name, or carved out"
     ] = None
-    streaming: Annotated[bool, "read while training instead of ahead: for corpora larger than the disk; needs `training.steps`"] = (
-        False
-    )
+    test: Annotated[str | None, "the split for `linformer evaluate`; found by its name"] = None
+    validation_share: Annotated[
+        float, "share of the training examples carved out when there is no validation split", SHARE
+    ] = 0.05
+    max_examples: Annotated[
+        int | None,
+        "train on so many lines, rows or pairs only: drawn at random, for language models the first ones",
+        AT_LEAST_1,
+    ] = None
+    streaming: Annotated[
+        bool, "read while training instead of ahead: for corpora larger than the disk; needs `training.steps`"
+    ] = False
     streaming_validation: Annotated[
         int, "when streaming without a validation split: so many first examples are held out", AT_LEAST_1
     ] = 1000
@@ -81,10 +101,13 @@ class TokenizerConfig:
 
     from_: Annotated[str | None, "a tokenizer to load: a folder or a name on the hub; none is trained then"] = None
     kind: Annotated[
-        Literal["bpe", "bytes", "words"], "trained: byte-level BPE; one token per byte; one token per word between spaces"
+        Literal["bpe", "bytes", "words"],
+        "trained: byte-level BPE; one token per byte; one token per word between spaces",
     ] = "bpe"
     vocab_size: Annotated[int, "of bpe and words, special tokens included", AT_LEAST_1] = 8000
-    min_frequency: Annotated[int, "how often a pair or word must occur to become a token; bpe and words", AT_LEAST_1] = 2
+    min_frequency: Annotated[
+        int, "how often a pair or word must occur to become a token; bpe and words", AT_LEAST_1
+    ] = 2
     lowercase: Annotated[bool, "fold case before everything else"] = False
 
 
@@ -92,9 +115,13 @@ class TokenizerConfig:
 class TrainingConfig:
     """How the model learns. A step is one update of the weights."""
 
-    epochs: Annotated[float | None, "times through the training examples; 3 if `steps` is not given either", POSITIVE] = None
+    epochs: Annotated[
+        float | None, "times through the training examples; 3 if `steps` is not given either", POSITIVE
+    ] = None
     steps: Annotated[int | None, "updates of the weights, instead of `epochs`", AT_LEAST_1] = None
-    batch_size: Annotated[int, "examples per step, over all processes and accumulated batches together", AT_LEAST_1] = 32
+    batch_size: Annotated[int, "examples per step, over all processes and accumulated batches together", AT_LEAST_1] = (
+        32
+    )
     accumulate: Annotated[
         int, "in how many pieces, one after the other, a process works through its share of a batch", AT_LEAST_1
     ] = 1
@@ -102,7 +129,9 @@ class TrainingConfig:
     projection_rate: Annotated[
         float, "of a learned E (`projection: linear`): its learning rate, as a share of the others'", POSITIVE
     ] = 0.1
-    schedule: Annotated[Literal["cosine", "linear", "constant"], "how the learning rate falls after the warm-up"] = "cosine"
+    schedule: Annotated[Literal["cosine", "linear", "constant"], "how the learning rate falls after the warm-up"] = (
+        "cosine"
+    )
     warmup: Annotated[float, "share of the steps in which the learning rate rises", SHARE] = 0.06
     weight_decay: Annotated[float, "of AdamW; norms and biases are left alone", NOT_NEGATIVE] = 0.01
     adam_beta2: Annotated[float, "of AdamW", SHARE] = 0.999
@@ -122,10 +151,12 @@ class TrainingConfig:
         Literal["auto", "float32", "bfloat16", "float16"], "`auto`: bfloat16 on GPUs that have it, float32 elsewhere"
     ] = "auto"
     device: Annotated[Literal["auto", "cpu"], "`auto`: a GPU if there is one"] = "auto"
-    gradient_checkpointing: Annotated[bool, "compute the layers again in the backward pass: less memory, more time"] = False
-    evaluation_batch_size: Annotated[int | None, "examples per process in evaluations; as in training if not given", AT_LEAST_1] = (
-        None
+    gradient_checkpointing: Annotated[bool, "compute the layers again in the backward pass: less memory, more time"] = (
+        False
     )
+    evaluation_batch_size: Annotated[
+        int | None, "examples per process in evaluations; as in training if not given", AT_LEAST_1
+    ] = None
     log_every: Annotated[int, "steps between lines of metrics.jsonl", AT_LEAST_1] = 10
     report: Annotated[Literal["none", "tensorboard", "wandb"], "where else the metrics go"] = "none"
 
@@ -234,7 +265,9 @@ def apply_override(tree: dict, override: str) -> None:
         if below is None:
             below = tree[parent] = {}
         if not isinstance(below, dict):
-            raise UserError(f"{override!r}: {'.'.join(parents[:depth])} is a value, {describe(below)}, and holds no keys")
+            raise UserError(
+                f"{override!r}: {'.'.join(parents[:depth])} is a value, {describe(below)}, and holds no keys"
+            )
         tree = below
     tree[last] = parse_yaml(text, f"the value in {override!r}")
 
@@ -250,7 +283,8 @@ def from_tree(tree: Mapping[str, Any]) -> RunConfig:
 def to_tree(config: Any) -> dict[str, Any]:
     """The reverse of `from_tree`."""
     return {
-        key_of(item.name): to_tree(value) if is_dataclass(value := getattr(config, item.name)) else value for item in fields(config)
+        key_of(item.name): to_tree(value) if is_dataclass(value := getattr(config, item.name)) else value
+        for item in fields(config)
     }
 
 
@@ -317,11 +351,15 @@ def check_together(config: RunConfig) -> None:
     if training.epochs is not None and training.steps is not None:
         raise UserError("training.epochs and training.steps are both given; remove one of them, or set it to null")
     if (data.path is None) == (data.generated is None):
-        raise UserError("give data.path (a file, a folder or a name on the hub), or data.generated; one of them, not both")
+        raise UserError(
+            "give data.path (a file, a folder or a name on the hub), or data.generated; one of them, not both"
+        )
     if data.streaming and training.steps is None:
         raise UserError("data.streaming needs training.steps: how long an epoch is, nobody knows before it was read")
     if data.streaming and config.task == "classification":
-        raise UserError("data.streaming is for masked-lm, causal-lm, denoising and translation; labels must be known beforehand")
+        raise UserError(
+            "data.streaming is for masked-lm, causal-lm, denoising and translation; labels must be known beforehand"
+        )
     if data.streaming and data.generated:
         raise UserError("data.streaming reads data.path; generated data is made ahead")
     if data.mask_share == 0 and config.task in ("masked-lm", "denoising"):
@@ -329,7 +367,9 @@ def check_together(config: RunConfig) -> None:
     try:
         "".encode(data.encoding)
     except LookupError:
-        raise UserError(f"data.encoding is {data.encoding!r}, which Python does not know; usual: utf-8, latin-1, cp1252") from None
+        raise UserError(
+            f"data.encoding is {data.encoding!r}, which Python does not know; usual: utf-8, latin-1, cp1252"
+        ) from None
     if data.columns.pair is not None and config.task != "classification":
         raise UserError(f"data.columns.pair is for classification; the task is {config.task}")
     if training.best_by == "macro_f1" and config.task != "classification":

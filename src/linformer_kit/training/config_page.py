@@ -86,13 +86,19 @@ def model_reference() -> Iterator[tuple[str, str, str]]:
     for name, kind in LinformerConfig.__annotations__.items():
         if name not in DERIVED:
             # every whole number is a number
-            yield f"model.{name}", allowed(kind).replace("a number or a whole number", "a number"), default_of(items[name])
+            yield (
+                f"model.{name}",
+                allowed(kind).replace("a number or a whole number", "a number"),
+                default_of(items[name]),
+            )
 
 
 def model_text() -> str:
     """What the keys of the section `model` mean, in the words of LinformerConfig."""
     meanings = inspect.cleandoc(LinformerConfig.__doc__ or "").partition("\n- ")[2]
-    origins = {origin: ", ".join(f"`{name}`" for name in DERIVED if DERIVED[name] == origin) for origin in DERIVED.values()}
+    origins = {
+        origin: ", ".join(f"`{name}`" for name in DERIVED if DERIVED[name] == origin) for origin in DERIVED.values()
+    }
     derived = "\n".join(f"- from {origin}: {names}" for origin, names in origins.items())
     return f"{MODEL_BEGIN}\n\nIn the words of `LinformerConfig`:\n\n- {meanings}\n\n{MODEL_DERIVED}\n\n{derived}"
 

@@ -71,10 +71,16 @@ def draw_lengths(summary: dict[str, Any], path: Path) -> None:
     for (role, split), colour in zip(summary["splits"].items(), PALETTE, strict=False):
         histogram, texts = split["length"]["histogram"], max(1, split["length"]["texts"])
         axes.stairs(
-            [100 * count / texts for count in histogram["counts"]], histogram["edges"], color=colour, linewidth=1.8, label=role
+            [100 * count / texts for count in histogram["counts"]],
+            histogram["edges"],
+            color=colour,
+            linewidth=1.8,
+            label=role,
         )
     axes.axvline(summary["length"], color="0.4", linestyle=":", linewidth=1.2)
-    axes.text(summary["length"], 0.97, f" {summary['length']:,} ", transform=axes.get_xaxis_transform(), va="top", color="0.3")
+    axes.text(
+        summary["length"], 0.97, f" {summary['length']:,} ", transform=axes.get_xaxis_transform(), va="top", color="0.3"
+    )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set(xlabel="tokens per text", ylabel="texts, %")

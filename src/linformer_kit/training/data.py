@@ -63,7 +63,9 @@ def read_sources(sources: list[Source], data: DataConfig, what: str) -> Rows:
             )
         except Exception as error:  # the readers of `datasets` raise whatever pandas, pyarrow or the codec raised
             raise diagnosis(source, data, error) from error
-        if source.format == "jsonl" and not data.streaming and (wrong := wrong_bytes(source, data)):  # its reader does not look
+        if (
+            source.format == "jsonl" and not data.streaming and (wrong := wrong_bytes(source, data))
+        ):  # its reader does not look
             raise wrong
         if source.label is not None:
             rows = rows.add_column("label", [source.label] * len(rows))
@@ -71,7 +73,9 @@ def read_sources(sources: list[Source], data: DataConfig, what: str) -> Rows:
     with errors_of_a_stream():  # the first rows tell what the columns are
         rows = datasets.concatenate_datasets(parts)
     if not data.streaming and len(rows) == 0:
-        raise UserError(f"the {what} has no rows: {', '.join(str(path) for source in sources for path in source.files)}")
+        raise UserError(
+            f"the {what} has no rows: {', '.join(str(path) for source in sources for path in source.files)}"
+        )
     return rows
 
 
@@ -127,7 +131,9 @@ def errors_of_a_stream() -> Iterator[None]:
             "text, CSV and TSV files, or convert the files with iconv"
         ) from error
     except Exception as error:  # whatever pandas, pyarrow, gzip or the network raised
-        raise UserError(f"the stream cannot be read to its end: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise UserError(
+            f"the stream cannot be read to its end: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def without_mark(encoding: str) -> str:
@@ -256,7 +262,9 @@ def check_columns(rows: Rows, config: RunConfig, role: str) -> None:
         if present is not None and top_column(name, present) not in present:
             hint = nearest_of(name, present)
             header = "; files without a heading need data.header" if is_guess(present, config) else ""
-            raise UserError(f"{key} is {name!r}, but the {role} split has the columns {', '.join(present)}{hint}{header}")
+            raise UserError(
+                f"{key} is {name!r}, but the {role} split has the columns {', '.join(present)}{hint}{header}"
+            )
 
 
 def top_column(name: str, present: list[str]) -> str:
@@ -281,7 +289,9 @@ def column(batch: dict[str, list], name: str) -> list:
         for value in values:
             if not isinstance(value, dict) or key not in value:
                 holds = f"has the keys {', '.join(value)}" if isinstance(value, dict) else f"is {value!r}"
-                raise UserError(f"the column {name!r} is not everywhere in the data: where {key!r} should be, {first!r} {holds}")
+                raise UserError(
+                    f"the column {name!r} is not everywhere in the data: where {key!r} should be, {first!r} {holds}"
+                )
         values = [value[key] for value in values]
     return values
 

@@ -24,7 +24,11 @@ class Estimate:
 
 
 def estimate(
-    model: PreTrainedModel, longest: dict[str, Tensor], typical: dict[str, Tensor], accumulate: int, checkpointing: bool = False
+    model: PreTrainedModel,
+    longest: dict[str, Tensor],
+    typical: dict[str, Tensor],
+    accumulate: int,
+    checkpointing: bool = False,
 ) -> Estimate:
     """Memory by the longest batch, time by a typical one. The model and the generators stay as they are."""
     with chance_untouched():

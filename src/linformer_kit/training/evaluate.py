@@ -88,7 +88,12 @@ def labels_of_model(model: PreTrainedModel) -> list[str]:
 
 
 def prepared_rows(
-    run: RunFolder, config: RunConfig, split: str, tokenizer: PreTrainedTokenizerFast, labels: list[str], console: Console
+    run: RunFolder,
+    config: RunConfig,
+    split: str,
+    tokenizer: PreTrainedTokenizerFast,
+    labels: list[str],
+    console: Console,
 ) -> tuple[Any, dict[str, Any]]:
     """A split of the run's own data."""
     prepared = prepare(config, console)
@@ -145,7 +150,9 @@ def measure(
         disable_tqdm=True,
         report_to=[],
     )
-    trainer = LinformerTrainer(config=config, keep=1, model=model, args=arguments, data_collator=Padding(tokenizer.pad_token_id))
+    trainer = LinformerTrainer(
+        config=config, keep=1, model=model, args=arguments, data_collator=Padding(tokenizer.pad_token_id)
+    )
     output = trainer.predict(to_measure_on(rows, change_of(config, tokenizer)))
     metrics = own_metrics(output.metrics, "test_")
     if config.task == "classification":

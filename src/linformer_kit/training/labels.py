@@ -20,7 +20,9 @@ def label_names(rows: Rows, config: RunConfig) -> list[str]:
             "there is nothing to tell apart"
         )
     if len(found) > 1000:
-        raise UserError(f"the column {name!r} has {len(found):,} different values; is it the label? Set data.columns.label")
+        raise UserError(
+            f"the column {name!r} has {len(found):,} different values; is it the label? Set data.columns.label"
+        )
     return sorted(found, key=lambda label: (0, int(label), label) if re.fullmatch(r"-?\d+", label) else (1, 0, label))
 
 
@@ -28,7 +30,9 @@ def labels_of(batch: dict[str, list], name: str, names: list[str] | None) -> lis
     """Labels as texts."""
     if names is None:
         if "" in (labels := texts(batch, name)):
-            raise UserError(f"the column {name!r} has rows without a label ({labels.count('')} among {len(labels)}); remove them")
+            raise UserError(
+                f"the column {name!r} has rows without a label ({labels.count('')} among {len(labels)}); remove them"
+            )
         return labels
     numbers = column(batch, name)
     if missing := sum(number is None or number < 0 for number in numbers):

@@ -23,7 +23,9 @@ def token_sums(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
         losses_BT = losses_S.new_zeros(labels_BT.shape).masked_scatter(counted_BT, losses_S)
         guesses_BT = labels_BT.masked_scatter(counted_BT, logits_BTV.argmax(dim=-1))
     else:
-        losses_BT = functional.cross_entropy(logits_BTV.transpose(1, 2).float(), labels_BT, ignore_index=IGNORED, reduction="none")
+        losses_BT = functional.cross_entropy(
+            logits_BTV.transpose(1, 2).float(), labels_BT, ignore_index=IGNORED, reduction="none"
+        )
         guesses_BT = logits_BTV.argmax(dim=-1)
     right_BT = (guesses_BT == labels_BT) & counted_BT
     return torch.stack([losses_BT.double().sum(1), counted_BT.double().sum(1), right_BT.double().sum(1)], dim=1)

@@ -27,10 +27,15 @@ MODELS: dict[str, Any] = {
 def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: list[str]) -> PreTrainedModel:
     """The model of a run, its weights fresh or from a saved one."""
     if config.task in ("masked-lm", "denoising") and tokenizer.mask_token_id is None:
-        raise UserError(f"the task {config.task} hides tokens behind a mask, which the tokenizer does not have; train one here")
+        raise UserError(
+            f"the task {config.task} hides tokens behind a mask, which the tokenizer does not have; train one here"
+        )
     derived: dict[str, Any] = {}
     if labels:
-        derived |= {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
+        derived |= {
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: number for number, label in enumerate(labels)},
+        }
     model_class = MODELS[config.task]
     try:
         if "from" in config.model:
@@ -50,27 +55,37 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: l
         raise UserError(f"model: {error}") from error
 
 
-def load_start(config: RunConfig, tokenizer: PreTrainedTokenizerFast, model_class: Any, derived: dict[str, Any]) -> PreTrainedModel:
+def load_start(
+    config: RunConfig, tokenizer: PreTrainedTokenizerFast, model_class: Any, derived: dict[str, Any]
+) -> PreTrainedModel:
     """The saved model a run starts from; a head that it does not have, or the two kinds of text, start fresh."""
     source = checked_start(config)
     if config.data.columns.pair:
         derived = {**derived, "type_vocab_size": 2}
-    model, found = model_class.from_pretrained(source, ignore_mismatched_sizes=True, output_loading_info=True, **derived)
+    model, found = model_class.from_pretrained(
+        source, ignore_mismatched_sizes=True, output_loading_info=True, **derived
+    )
     fresh = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
-    if body := [name for name in fresh if name.startswith(("model.", "encoder.", "decoder.")) and "token_type" not in name]:
+    if body := [
+        name for name in fresh if name.startswith(("model.", "encoder.", "decoder.")) and "token_type" not in name
+    ]:
         raise UserError(
             f"model.from is {source!r}, a {found_class(source)}, which has no weights for {', '.join(body[:2])} … "
             f"of a {model_class.__name__}, the model of {config.task}; start from a run of a like task"
         )
     if "id2label" in derived and LinformerConfig.from_pretrained(source).id2label != derived["id2label"]:
-        nn.init.normal_(model.classifier.weight, std=model.config.initializer_range)  # even if it has as many labels as before
+        nn.init.normal_(
+            model.classifier.weight, std=model.config.initializer_range
+        )  # even if it has as many labels as before
         nn.init.zeros_(model.classifier.bias)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"model.from is {source!r}, which knows {model.config.vocab_size} tokens, but the tokenizer has {len(tokenizer)}; "
             f"set tokenizer.from={source}"
         )
-    return with_other_attention(model, model_settings({key: value for key, value in config.model.items() if key != "from"}))
+    return with_other_attention(
+        model, model_settings({key: value for key, value in config.model.items() if key != "from"})
+    )
 
 
 def with_other_attention(model: PreTrainedModel, changes: dict[str, Any]) -> PreTrainedModel:
@@ -120,7 +135,9 @@ def checked_start(config: RunConfig) -> str:
             f"model.from is {source!r}: there is no config.json; give the folder model/ of a run, or another saved model"
         ) from None
     if kind != "linformer":
-        raise UserError(f"model.from is {source!r}, a model of the type {kind!r}; give the folder model/ of a run of linformer-kit")
+        raise UserError(
+            f"model.from is {source!r}, a model of the type {kind!r}; give the folder model/ of a run of linformer-kit"
+        )
     return source
 
 

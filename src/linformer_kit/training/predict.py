@@ -88,10 +88,16 @@ class Predictor:
         encoded = classified_texts(self.tokenizer, [each.text for each in batch], pairs, self.longest)
         self.tell_cut(encoded["length"], self.longest)
         types = {"token_type_ids": self.tensor(encoded["token_type_ids"], 0)} if pairs is not None else {}
-        logits = self.model(self.tensor(encoded["input_ids"]), attention_mask=self.mask(encoded["input_ids"]), **types).logits
+        logits = self.model(
+            self.tensor(encoded["input_ids"]), attention_mask=self.mask(encoded["input_ids"]), **types
+        ).logits
         for each, shares in zip(batch, logits.float().softmax(dim=-1).tolist(), strict=True):
             probabilities = dict(zip(labels_of_model(self.model), shares, strict=True))
-            yield {**shown(each), "label": max(probabilities, key=probabilities.__getitem__), "probabilities": probabilities}
+            yield {
+                **shown(each),
+                "label": max(probabilities, key=probabilities.__getitem__),
+                "probabilities": probabilities,
+            }
 
     def fill(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
         mask_token = self.tokenizer.mask_token
@@ -108,7 +114,10 @@ class Predictor:
                 shares, tokens = scores[place].softmax(dim=-1).topk(min(self.options.top, scores.shape[-1]))
                 guesses = [self.tokenizer.decode([token]) for token in tokens.tolist()]
                 masks.append(
-                    [{"token": guess, "probability": share} for guess, share in zip(guesses, shares.tolist(), strict=True)]
+                    [
+                        {"token": guess, "probability": share}
+                        for guess, share in zip(guesses, shares.tolist(), strict=True)
+                    ]
                 )
                 filled[place] = int(tokens[0])
             yield {**shown(each), "filled": self.tokenizer.decode(filled, skip_special_tokens=True), "masks": masks}
@@ -138,7 +147,10 @@ class Predictor:
             )
             start = self.tensor([ids[-room:]])
             output = self.model.generate(start, max_new_tokens=count, **sampling)
-            yield {**shown(each), "continuation": self.tokenizer.decode(output[0, start.shape[1] :], skip_special_tokens=True)}
+            yield {
+                **shown(each),
+                "continuation": self.tokenizer.decode(output[0, start.shape[1] :], skip_special_tokens=True),
+            }
 
     def translate(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
         ids, lengths = ended(self.tokenizer, [each.text for each in batch], self.longest)
@@ -156,7 +168,9 @@ class Predictor:
 
 def needed_pair(each: Input) -> str:
     if each.pair is None:
-        raise UserError(f"the run classifies pairs, but {each.text[:60]!r} is alone; write both texts with a tab between them")
+        raise UserError(
+            f"the run classifies pairs, but {each.text[:60]!r} is alone; write both texts with a tab between them"
+        )
     return each.pair
 
 
@@ -175,7 +189,8 @@ def line_of(answer: dict[str, Any]) -> str:
         return f"{answer['label']}\t" + " ".join(f"{label}={share:.4f}" for label, share in shares[:5])
     if "masks" in answer:
         guesses = " | ".join(
-            ", ".join(f"{guess['token'].strip()} {guess['probability']:.3f}" for guess in mask) for mask in answer["masks"]
+            ", ".join(f"{guess['token'].strip()} {guess['probability']:.3f}" for guess in mask)
+            for mask in answer["masks"]
         )
         return f"{answer['filled']}\t{guesses}"
     return next(answer[key] for key in ("continuation", "translation", "restored") if key in answer)

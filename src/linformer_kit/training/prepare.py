@@ -81,7 +81,9 @@ def open_prepared(config: RunConfig, folder: Path) -> Prepared:
     summary = json.loads((folder / "summary.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     splits: dict[str, Rows] = {
-        role: datasets.load_from_disk(str(folder / role)) for role in ("train", "validation", "test") if (folder / role).is_dir()
+        role: datasets.load_from_disk(str(folder / role))
+        for role in ("train", "validation", "test")
+        if (folder / role).is_dir()
     }
     if config.data.streaming:
         splits["train"] = stream(config, tokenizer, read_splits(config)["train"])
@@ -95,7 +97,9 @@ def made_whole(folder: Path) -> Iterator[Path]:
         unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
         unfinished.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"{folder.parent} cannot be written ({error.strerror}); set data.cache to a folder that can") from None
+        raise UserError(
+            f"{folder.parent} cannot be written ({error.strerror}); set data.cache to a folder that can"
+        ) from None
     try:
         yield unfinished
         try:
@@ -120,16 +124,26 @@ def with_generated_data(config: RunConfig, console: Console) -> RunConfig:
 def fingerprint(config: RunConfig) -> str:
     """The same for the same data, tokenizer, task and length; files count by name, size and time."""
     data = asdict(config.data)
-    for name in ("workers", "cache", "mask_share", "span_length", "shuffle_buffer"):  # of no consequence for what is written
+    for name in (
+        "workers",
+        "cache",
+        "mask_share",
+        "span_length",
+        "shuffle_buffer",
+    ):  # of no consequence for what is written
         del data[name]
     sources = find_sources(config.data, config.task)
     if sources is not None:
         del data["path"]  # its files count
-    files = [(split, *identity(path)) for split, found in (sources or {}).items() for each in found for path in each.files]
+    files = [
+        (split, *identity(path)) for split, found in (sources or {}).items() for each in found for path in each.files
+    ]
     loaded = config.tokenizer.from_ or config.model.get("from")
     if loaded is not None:
         files += [
-            ("tokenizer", *identity(path)) for end in ("json", "txt", "model") for path in sorted(Path(loaded).glob(f"*.{end}"))
+            ("tokenizer", *identity(path))
+            for end in ("json", "txt", "model")
+            for path in sorted(Path(loaded).glob(f"*.{end}"))
         ]
     parts = {
         "format": FORMAT,
@@ -166,7 +180,12 @@ def build(config: RunConfig, folder: Path, console: Console) -> None:
         tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
         tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # what is saved
     tokenizer.save_pretrained(folder / "tokenizer")
-    summary: dict[str, Any] = {"labels": labels, "tokenizer_size": len(tokenizer), "length": max_length(config), "splits": {}}
+    summary: dict[str, Any] = {
+        "labels": labels,
+        "tokenizer_size": len(tokenizer),
+        "length": max_length(config),
+        "splits": {},
+    }
     if config.data.streaming:  # which cannot be counted ahead
         summary["streamed"] = [(path.name, path.stat().st_size) for path in files_of(config)]
     for role, rows in splits.items():
@@ -224,12 +243,20 @@ def show(config: RunConfig, console: Console | None = None) -> None:
     """Prepare, and tell what there is: examples, tokens, lengths, what was cut; a picture of the lengths beside."""
     console = console or Console()
     prepared = prepare(config, console)
-    table = Table("split", *(Column(name, justify="right") for name in ("texts", "examples", "tokens", "mean", "longest", "cut")))
+    table = Table(
+        "split", *(Column(name, justify="right") for name in ("texts", "examples", "tokens", "mean", "longest", "cut"))
+    )
     for role, split in prepared.summary["splits"].items():
         for name in ("length", "target_length"):
             if name in split:
                 counts = split[name]
-                numbers = (counts["texts"], split["examples"], counts["tokens"], round(counts["mean"]), counts["longest"])
+                numbers = (
+                    counts["texts"],
+                    split["examples"],
+                    counts["tokens"],
+                    round(counts["mean"]),
+                    counts["longest"],
+                )
                 cut = "packed" if is_language_model(config.task) else f"{counts['cut_texts']:,}"
                 table.add_row(role if name == "length" else "  target", *(f"{number:,}" for number in numbers), cut)
     console.print(table)
@@ -241,7 +268,9 @@ def show(config: RunConfig, console: Console | None = None) -> None:
         console.print(line, highlight=False, markup=False)
     picture = prepared.folder / "lengths.png"
     draw_lengths(prepared.summary, picture)
-    console.print(f"Prepared data in {prepared.folder}, lengths in {picture}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"Prepared data in {prepared.folder}, lengths in {picture}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def bars(histogram: dict[str, list], width: int = 50) -> Iterator[str]:

@@ -7,7 +7,15 @@ from typing import Any
 
 from accelerate import PartialState
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .curves import draw_curves
@@ -25,7 +33,8 @@ class MetricsFile(TrainerCallback):
         self.run = run
         if run.metrics.exists() and PartialState().is_main_process:  # what came after the checkpoint will come again
             write_text(
-                run.metrics, "".join(json.dumps(line) + "\n" for line in read_metrics(run.metrics) if line["step"] <= resumed_at)
+                run.metrics,
+                "".join(json.dumps(line) + "\n" for line in read_metrics(run.metrics) if line["step"] <= resumed_at),
             )
 
     def on_log(self, args, state: TrainerState, control, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -33,7 +42,9 @@ class MetricsFile(TrainerCallback):
             return
         line: dict[str, Any] = {"step": state.global_step, "epoch": round(logs.get("epoch", 0.0), 4)}
         if "loss" in logs:
-            line |= {name: logs[name] for name in ("loss", "learning_rate", "grad_norm", "tokens_per_second") if name in logs}
+            line |= {
+                name: logs[name] for name in ("loss", "learning_rate", "grad_norm", "tokens_per_second") if name in logs
+            }
             line["tokens"] = state.num_input_tokens_seen
         else:
             line |= validation_metrics(logs)
@@ -72,12 +83,24 @@ class Bar(TrainerCallback):
         self.training = self.evaluation = TaskID(0)
         self.shown = ""
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if not self.console.is_terminal:
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[shown]}"),
+        )
         self.progress = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True, refresh_per_second=2
+            *columns,
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            refresh_per_second=2,
         )
         self.training = self.progress.add_task("training", total=state.max_steps, completed=state.global_step, shown="")
         self.evaluation = self.progress.add_task("evaluating", visible=False, shown="")
@@ -100,9 +123,13 @@ class Bar(TrainerCallback):
             self.progress.update(self.training, shown=self.shown)
         elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
-            self.console.print(f"step {state.global_step}/{state.max_steps}  {self.shown}", highlight=False, soft_wrap=True)
+            self.console.print(
+                f"step {state.global_step}/{state.max_steps}  {self.shown}", highlight=False, soft_wrap=True
+            )
 
-    def on_evaluate(self, args, state: TrainerState, control, metrics: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args, state: TrainerState, control, metrics: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if self.progress:
             self.progress.reset(self.evaluation, visible=False)
         self.console.print(

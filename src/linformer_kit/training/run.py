@@ -70,13 +70,19 @@ class RunFolder:
         if not self.config.exists():
             # a full disk may have ended an earlier attempt after its first file
             first = ("environment.json",)
-            if others := [path.name for path in self.folder.iterdir() if path.name not in first and not path.name.startswith(".")]:
-                raise UserError(f"{self.folder} is not the folder of a run, but holds {others[0]!r}; give run=ANOTHER_FOLDER")
+            if others := [
+                path.name for path in self.folder.iterdir() if path.name not in first and not path.name.startswith(".")
+            ]:
+                raise UserError(
+                    f"{self.folder} is not the folder of a run, but holds {others[0]!r}; give run=ANOTHER_FOLDER"
+                )
             write_text(self.environment, json.dumps(environment(), indent=1))
             write_text(self.config, to_yaml(config))
             return
         check_format(self.folder)
-        if not self.is_finished and not checkpoints_in(self.checkpoints):  # an attempt that failed; nothing belongs to it
+        if not self.is_finished and not checkpoints_in(
+            self.checkpoints
+        ):  # an attempt that failed; nothing belongs to it
             write_text(self.environment, json.dumps(environment(), indent=1))
             write_text(self.config, to_yaml(config))
         elif different := differences(stored_config(self.folder), config):
@@ -140,7 +146,9 @@ def check_format(folder: Path) -> None:
 def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
     """The keys whose values differ and matter."""
     old, new = dict(leaves(to_tree(before))), dict(leaves(to_tree(now)))
-    return [(key, old.get(key), new.get(key)) for key in {**old, **new} if key not in FREE and old.get(key) != new.get(key)]
+    return [
+        (key, old.get(key), new.get(key)) for key in {**old, **new} if key not in FREE and old.get(key) != new.get(key)
+    ]
 
 
 def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -39,7 +39,9 @@ def find_sources(data: DataConfig, task: str) -> dict[str, list[Source]] | None:
     if path.is_file():
         return {data.train: [Source((path,), format_of(path, data))]}
     if not path.is_dir():
-        looks_local = path.is_absolute() or data.path.startswith((".", "~")) or len(path.parts) > 2 or suffix_of(path) in FORMATS
+        looks_local = (
+            path.is_absolute() or data.path.startswith((".", "~")) or len(path.parts) > 2 or suffix_of(path) in FORMATS
+        )
         if looks_local:
             raise UserError(f"data.path is {data.path!r}: there is no such file or folder")
         return None
@@ -95,7 +97,9 @@ def one_format(files: list[Path], folder: Path, data: DataConfig) -> str:
     """The format that all of some files have."""
     formats = {format_of(path, data) for path in files}
     if len(formats) > 1:
-        raise UserError(f"{folder} holds files of several kinds ({', '.join(sorted(formats))}); keep one, or set data.format")
+        raise UserError(
+            f"{folder} holds files of several kinds ({', '.join(sorted(formats))}); keep one, or set data.format"
+        )
     return formats.pop()
 
 
@@ -119,7 +123,9 @@ def format_of(path: Path, data: DataConfig) -> str:
     if data.format != "auto":
         return data.format
     if suffix_of(path) not in FORMATS:
-        raise UserError(f"{path}: the ending does not tell the format; allowed: {', '.join(FORMATS)}, or set data.format")
+        raise UserError(
+            f"{path}: the ending does not tell the format; allowed: {', '.join(FORMATS)}, or set data.format"
+        )
     if path.suffix == ".gz" and suffix_of(path) == ".parquet":
         raise UserError(f"{path}: Parquet is compressed by itself and not read from inside gzip; unpack it with gunzip")
     return FORMATS[suffix_of(path)]

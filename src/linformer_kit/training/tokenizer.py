@@ -26,7 +26,9 @@ def load_tokenizer(source: str, key: str = "tokenizer.from") -> PreTrainedTokeni
             f"{key} is {source!r}: neither a folder with a tokenizer nor one that could be loaded from the hub ({reason})"
         ) from None
     if tokenizer.eos_token_id is None and tokenizer.sep_token_id is None:
-        raise UserError(f"the tokenizer {source!r} has no token that ends a text (eos or sep); add one, or train a tokenizer here")
+        raise UserError(
+            f"the tokenizer {source!r} has no token that ends a text (eos or sep); add one, or train a tokenizer here"
+        )
     if tokenizer.pad_token is None:
         # behind the mask it does not matter which token stands
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.sep_token

@@ -22,12 +22,17 @@ from .tokenizer import end_token
 TOKENS = datasets.List(datasets.Value("int32"))
 
 
-def tokenize(rows: datasets.Dataset, config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: list[str], role: str) -> Any:
+def tokenize(
+    rows: datasets.Dataset, config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: list[str], role: str
+) -> Any:
     """Rows of tokens: `input_ids`, `length` before anything was cut, and what the task needs beside."""
     numbers = {name: number for number, name in enumerate(labels)}
     columns: dict[str, Any] = {"input_ids": TOKENS, "length": datasets.Value("int64")}
     if config.task == "classification":
-        columns |= {"labels": datasets.Value("int64"), **({"token_type_ids": TOKENS} if config.data.columns.pair else {})}
+        columns |= {
+            "labels": datasets.Value("int64"),
+            **({"token_type_ids": TOKENS} if config.data.columns.pair else {}),
+        }
     if config.task == "translation":
         columns |= {"labels": TOKENS, "target_length": datasets.Value("int64")}
         if role != "train":  # for BLEU, which is of texts
@@ -72,7 +77,12 @@ def tokenized_batch(
         sources, targets = [source for source, _ in translated], [target for _, target in translated]
         input_ids, lengths = ended(tokenizer, sources, longest)
         labels, target_lengths = ended(tokenizer, targets, longest)
-        rows: dict[str, list] = {"input_ids": input_ids, "length": lengths, "labels": labels, "target_length": target_lengths}
+        rows: dict[str, list] = {
+            "input_ids": input_ids,
+            "length": lengths,
+            "labels": labels,
+            "target_length": target_lengths,
+        }
         return rows if role == "train" else {**rows, "source": sources, "target": targets}
     ids, lengths = ended(tokenizer, [text for text in texts(batch, columns.text) if text.strip()], None)
     return {"input_ids": ids, "length": lengths}
@@ -96,30 +106,39 @@ def classified_texts(
 ) -> dict[str, list]:
     """Texts, or pairs of them, between the tokenizer's special tokens, cut to `longest`."""
     parts = [
-        classified_few(tokenizer, first[rows], None if pairs is None else pairs[rows], longest) for rows in few_at_a_time(first)
+        classified_few(tokenizer, first[rows], None if pairs is None else pairs[rows], longest)
+        for rows in few_at_a_time(first)
     ]
     return {name: [row for part in parts for row in part[name]] for name in parts[0]}
 
 
-def classified_few(tokenizer: PreTrainedTokenizerFast, first: list[str], pairs: list[str] | None, longest: int) -> dict[str, list]:
+def classified_few(
+    tokenizer: PreTrainedTokenizerFast, first: list[str], pairs: list[str] | None, longest: int
+) -> dict[str, list]:
     """The same of texts that are not too many."""
     wanted = {"return_attention_mask": False, "return_token_type_ids": pairs is not None, "verbose": False}
     encoded = dict(tokenizer(first, pairs, **wanted))
     encoded["length"] = [len(ids) for ids in encoded["input_ids"]]
     for row in (row for row, length in enumerate(encoded["length"]) if length > longest):
         # of a pair, the longer text gives way first; in lists, since an empty second text alone would count as none
-        cut = tokenizer([first[row]], None if pairs is None else [pairs[row]], truncation=True, max_length=longest, **wanted)
+        cut = tokenizer(
+            [first[row]], None if pairs is None else [pairs[row]], truncation=True, max_length=longest, **wanted
+        )
         for name, values in cut.items():
             encoded[name][row] = values[0]
     return encoded
 
 
-def ended(tokenizer: PreTrainedTokenizerFast, lines: list[str], longest: int | None) -> tuple[list[list[int]], list[int]]:
+def ended(
+    tokenizer: PreTrainedTokenizerFast, lines: list[str], longest: int | None
+) -> tuple[list[list[int]], list[int]]:
     """Texts as tokens with an end behind each, cut to `longest`; and their lengths before that."""
     end = end_token(tokenizer)
     tokens, lengths = [], []
     for rows in few_at_a_time(lines):
-        for ids in tokenizer(lines[rows], add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
+        for ids in tokenizer(lines[rows], add_special_tokens=False, return_attention_mask=False, verbose=False)[
+            "input_ids"
+        ]:
             tokens.append([*(ids if longest is None else ids[: longest - 1]), end])
             lengths.append(len(ids) + 1)
     return tokens, lengths
@@ -149,7 +168,9 @@ def counted(tokens: datasets.Dataset, longest: int) -> dict[str, Any]:
             continue
         lengths = np.asarray(tokens[name][:])
         over = lengths[lengths > longest]
-        counts, edges = np.histogram(lengths, bins=np.unique(np.geomspace(1, max(2, lengths.max(initial=1) + 1), 24).round()))
+        counts, edges = np.histogram(
+            lengths, bins=np.unique(np.geomspace(1, max(2, lengths.max(initial=1) + 1), 24).round())
+        )
         result[name] = {
             "texts": len(lengths),
             "tokens": int(lengths.sum()),
@@ -187,14 +208,21 @@ def packed(tokens: datasets.Dataset, length: int, path: Path) -> datasets.Datase
     return datasets.Dataset.from_file(str(path))
 
 
-def stream(config: RunConfig, tokenizer: PreTrainedTokenizerFast, rows: datasets.IterableDataset) -> datasets.IterableDataset:
+def stream(
+    config: RunConfig, tokenizer: PreTrainedTokenizerFast, rows: datasets.IterableDataset
+) -> datasets.IterableDataset:
     """Rows that are read, tokenized and, for running text, packed as training asks for them."""
     names, longest = rows.column_names, max_length(config)
     rows = rows.map(
-        lambda batch: tokenized_batch(batch, config, tokenizer, {}, "train"), batched=True, batch_size=1000, remove_columns=names
+        lambda batch: tokenized_batch(batch, config, tokenizer, {}, "train"),
+        batched=True,
+        batch_size=1000,
+        remove_columns=names,
     )
     if is_language_model(config.task):
-        rows = rows.map(lambda batch: packed_batch(batch, longest), batched=True, batch_size=1000, remove_columns=["length"])
+        rows = rows.map(
+            lambda batch: packed_batch(batch, longest), batched=True, batch_size=1000, remove_columns=["length"]
+        )
     if next(readable(rows), None) is None:
         raise UserError(
             "the stream ends before the first training example; give more text, or hold out less with data.streaming_validation, "

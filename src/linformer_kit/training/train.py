@@ -189,7 +189,9 @@ def best_checkpoint(trainer: LinformerTrainer, run: RunFolder, console: Console)
         if (reason := damage(folder)) is None:
             return folder, entry
         if folder.is_dir():  # others have been removed as old
-            console.print(f"{folder} is damaged: {reason}. The next best is used.", style="yellow", markup=False, soft_wrap=True)
+            console.print(
+                f"{folder} is damaged: {reason}. The next best is used.", style="yellow", markup=False, soft_wrap=True
+            )
     raise UserError(f"no whole checkpoint is left in {run.checkpoints}; remove {run.folder} and train again")
 
 
@@ -219,4 +221,6 @@ def finish(
     trainer.accelerator.wait_for_everyone()
     console.print(f"Best at step {step_of(best)}: {in_words(metrics)}", highlight=False, soft_wrap=True)
     console.print(f"Model in {run.model}, curves in {run.curves}", highlight=False, soft_wrap=True)
-    console.print(f"Next: linformer evaluate {run.folder}, linformer predict {run.folder} TEXT", highlight=False, soft_wrap=True)
+    console.print(
+        f"Next: linformer evaluate {run.folder}, linformer predict {run.folder} TEXT", highlight=False, soft_wrap=True
+    )

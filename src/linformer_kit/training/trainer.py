@@ -81,7 +81,9 @@ class LinformerTrainer(Trainer):
         """Adds the tokens per second since the last log, evaluations excepted."""
         if "loss" in logs and self._since is not None:
             tokens, since = self._since
-            logs["tokens_per_second"] = round((self.state.num_input_tokens_seen - tokens) / (time.perf_counter() - since), 1)
+            logs["tokens_per_second"] = round(
+                (self.state.num_input_tokens_seen - tokens) / (time.perf_counter() - since), 1
+            )
             self._since = None
         super().log(logs, start_time)
 
@@ -118,7 +120,9 @@ class LinformerTrainer(Trainer):
                 of_E = [parameter for parameter in group["params"] if id(parameter) in slow]
                 if of_E:
                     group["params"] = [parameter for parameter in group["params"] if id(parameter) not in slow]
-                    optimizer.add_param_group({**group, "params": of_E, "lr": group["lr"] * self.config.training.projection_rate})
+                    optimizer.add_param_group(
+                        {**group, "params": of_E, "lr": group["lr"] * self.config.training.projection_rate}
+                    )
         return optimizer
 
     # loss
@@ -138,7 +142,11 @@ class LinformerTrainer(Trainer):
         if logits.dim() == 2:  # of the labelled tokens only
             labels = labels[labels != IGNORED]
         total = functional.cross_entropy(
-            logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
+            logits.flatten(0, -2).float(),
+            labels.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=smoothing,
+            reduction="sum",
         )
         # every process divides by the labels of all, and their gradients are averaged
         loss = total / num_items_in_batch * self.accelerator.num_processes
@@ -199,7 +207,9 @@ class LinformerTrainer(Trainer):
                 self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
         if self.args.should_save:
             remove_old(
-                folder.parent, self.keep, Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None
+                folder.parent,
+                self.keep,
+                Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None,
             )
 
     def _save(self, output_dir=None, state_dict=None):
@@ -243,7 +253,9 @@ class Flow(TrainerCallback):
         self.training, self.evaluate_every = config.training, evaluate_every
         self.signal: int | None = None
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         # accelerate hands the epoch on too, if what it wraps around the loader lets it; the order must not depend on that
         kwargs["train_dataloader"].dataset.set_epoch(int(state.epoch or 0))
 
@@ -260,7 +272,9 @@ class Flow(TrainerCallback):
         if step % RELEASE_EVERY == 0:
             release_free_memory()
 
-    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self.signal is not None and args.world_size == 1:
             raise Interrupted
 

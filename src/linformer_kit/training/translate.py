@@ -16,11 +16,18 @@ from .config import RunConfig
 def batch_size_of(config: RunConfig) -> int:
     """How many texts a process works on at a time: as many as in training, if nothing else is wanted."""
     training = config.training
-    return training.evaluation_batch_size or max(1, training.batch_size // (training.accumulate * PartialState().num_processes))
+    return training.evaluation_batch_size or max(
+        1, training.batch_size // (training.accumulate * PartialState().num_processes)
+    )
 
 
 def translations(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: Any, batch_size: int, console: Console, beams: int = 1
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    rows: Any,
+    batch_size: int,
+    console: Console,
+    beams: int = 1,
 ) -> tuple[list[str], list[str]]:
     """(translations, references) of tokenized rows, in their order; several processes share the work."""
     state = PartialState()
@@ -47,7 +54,9 @@ class RowLimits(StoppingCriteria):
         return input_ids.shape[1] > self.limits.repeat_interleave(beams)  # the start token is not counted
 
 
-def generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, sources: list[list[int]], beams: int = 1) -> list[str]:
+def generate(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, sources: list[list[int]], beams: int = 1
+) -> list[str]:
     """One text for each source; it may be twice as long as its source, and a little more."""
     lengths = torch.tensor([len(source) for source in sources], device=model.device)
     limits = (2 * lengths + 20).clamp(max=model.config.max_position_embeddings - 1)
