@@ -7,19 +7,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from linformer_kit import drawing
 from linformer_kit.bench import peers
 from linformer_kit.bench.measure import MODES, Mode, fit_exponent
 from linformer_kit.bench.peers import FULL, LINFORMER, LINFORMER_PYTORCH, OURS
-from linformer_kit.bench.table import line
 from linformer_kit.bench.targets import Target, publish, ratio
-from linformer_kit.drawing import Look
+from linformer_kit.csv_tables import line
+from linformer_kit.plots import style
+from linformer_kit.plots.style import Look
 
 LOOKS = {
-    OURS: Look(drawing.VERMILION, "o"),
-    LINFORMER: Look(drawing.BLUE, "s"),
-    LINFORMER_PYTORCH: Look(drawing.GREEN, "^"),
-    FULL: Look(drawing.GREY, "D"),
+    OURS: Look(style.VERMILION, "o"),
+    LINFORMER: Look(style.BLUE, "s"),
+    LINFORMER_PYTORCH: Look(style.GREEN, "^"),
+    FULL: Look(style.GREY, "D"),
 }
 
 
@@ -87,10 +87,10 @@ def targets(benchmark: Benchmark) -> list[Target]:
 
 def draw_main(benchmark: Benchmark, labels: dict[str, str]) -> Figure:
     """Time and memory over length at K=128, and what we gain at every K."""
-    figure, (forward, both, memory, gains) = drawing.new_figure(2, 2)
+    figure, (forward, both, memory, gains) = style.new_figure(2, 2)
     looks = {labels[name]: look for name, look in LOOKS.items()}
 
-    def lines(column: str, mode: Mode) -> dict[str, drawing.Points]:
+    def lines(column: str, mode: Mode) -> dict[str, style.Points]:
         wanted = {"batch": BATCH, "mode": mode}
         rows = {name: None if name == FULL else K for name in peers.IMPLEMENTATIONS}
         return {
@@ -98,9 +98,9 @@ def draw_main(benchmark: Benchmark, labels: dict[str, str]) -> Figure:
             for name in rows
         }
 
-    drawing.cost_lines(forward, f"Forward, K={K}", lines("seconds_median", "forward"), looks, "time")
-    drawing.cost_lines(both, f"Forward and backward, K={K}", lines("seconds_median", "forward+backward"), looks, "time")
-    drawing.cost_lines(
+    style.cost_lines(forward, f"Forward, K={K}", lines("seconds_median", "forward"), looks, "time")
+    style.cost_lines(both, f"Forward and backward, K={K}", lines("seconds_median", "forward+backward"), looks, "time")
+    style.cost_lines(
         memory, f"Peak memory, forward and backward, K={K}", lines("peak_mib", "forward+backward"), looks, "memory"
     )
     length = 4096 if 4096 in benchmark.sweep.lengths else max(benchmark.sweep.lengths)
@@ -112,38 +112,38 @@ def draw_main(benchmark: Benchmark, labels: dict[str, str]) -> Figure:
         for mode in MODES
     }
     groups = [f"K={rows}" for rows in benchmark.sweep.projected_lengths]
-    drawing.bars(
+    style.bars(
         gains,
         f"Times faster than {labels[LINFORMER]}, N={length:,}",
         groups,
         series,
-        (drawing.VERMILION, drawing.ORANGE),
+        (style.VERMILION, style.ORANGE),
     )
-    drawing.shared_legend(figure, forward)
+    style.shared_legend(figure, forward)
     return figure
 
 
 def draw_growth(benchmark: Benchmark) -> Figure:
     """How our layer grows, how close to the machine's limit it runs, and the causal layer."""
-    figure, (time, memory, share, causal) = drawing.new_figure(2, 2)
-    looks = dict(zip(MODES, drawing.OTHER_LOOKS, strict=False))
+    figure, (time, memory, share, causal) = style.new_figure(2, 2)
+    looks = dict(zip(MODES, style.OTHER_LOOKS, strict=False))
     for axes, column, unit in ((time, "seconds_median", "time"), (memory, "peak_mib", "memory")):
         lines = {mode: line(benchmark.growth, column, implementation=OURS, mode=mode) for mode in MODES}
         exponents = {mode: exponent(benchmark, column, mode) for mode in MODES}
         names = {mode: mode if (power := exponents[mode]) is None else f"{mode}: $N^{{{power:.2f}}}$" for mode in MODES}
         title = f"Our layer, K={K}, one example: {unit}"
-        drawing.cost_lines(axes, title, {names[m]: lines[m] for m in MODES}, {names[m]: looks[m] for m in MODES}, unit)
-        drawing.legend(axes)
+        style.cost_lines(axes, title, {names[m]: lines[m] for m in MODES}, {names[m]: looks[m] for m in MODES}, unit)
+        style.legend(axes)
 
     lengths: set[float] = set()
-    for rows, look in zip(benchmark.sweep.projected_lengths, drawing.OTHER_LOOKS, strict=False):
+    for rows, look in zip(benchmark.sweep.projected_lengths, style.OTHER_LOOKS, strict=False):
         points = line(benchmark.share, "gemm_fraction", projected_length=rows)
         xs, percents = [length for length, _ in points], [100 * fraction for _, fraction in points]
         share.plot(xs, percents, color=look.colour, marker=look.marker, label=f"K={rows}")
         lengths.update(xs)
-    drawing.over_length(share, "Forward: share of the GEMM rate, %", sorted(lengths))
+    style.over_length(share, "Forward: share of the GEMM rate, %", sorted(lengths))
     share.set_ylim(0, 110)
-    drawing.legend(share, ncols=2, loc="lower right")
+    style.legend(share, ncols=2, loc="lower right")
 
     draw_causal(benchmark, causal)
     return figure
@@ -152,14 +152,14 @@ def draw_growth(benchmark: Benchmark) -> Figure:
 def draw_causal(benchmark: Benchmark, axes: Axes) -> None:
     """Our causal layers and causal full attention over length."""
     lines, looks = {}, {}
-    for (block, slots), look in zip(benchmark.sweep.causal_shapes, drawing.OTHER_LOOKS, strict=False):
+    for (block, slots), look in zip(benchmark.sweep.causal_shapes, style.OTHER_LOOKS, strict=False):
         wanted = {"implementation": OURS, "mode": "forward", "block_length": block, "slots": slots}
         lines[causal_name(block, slots)] = line(benchmark.causal, "seconds_median", **wanted)
         looks[causal_name(block, slots)] = look
     lines["causal SDPA"] = line(benchmark.causal, "seconds_median", implementation=FULL, mode="forward")
     looks["causal SDPA"] = LOOKS[FULL]
-    drawing.cost_lines(axes, "Causal, forward, one example", lines, looks, "time")
-    drawing.legend(axes)
+    style.cost_lines(axes, "Causal, forward, one example", lines, looks, "time")
+    style.legend(axes)
 
 
 def summarise(benchmark: Benchmark, machine: dict, console: Console) -> None:
@@ -172,7 +172,7 @@ def summarise(benchmark: Benchmark, machine: dict, console: Console) -> None:
         ("attention.png", draw_main(benchmark, labels), f"B={BATCH}, "),
         ("attention_growth.png", draw_growth(benchmark), ""),
     ):
-        drawing.footnote(figure, batches + note)
-        drawing.save(figure, benchmark.folder / name)
+        style.footnote(figure, batches + note)
+        style.save(figure, benchmark.folder / name)
 
     publish(targets(benchmark), benchmark.folder / "attention_targets.csv", console)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from linformer_kit import drawing
 from linformer_kit.bench import peers
 from linformer_kit.bench.measure import (
     MEASURED,
@@ -27,7 +26,8 @@ from linformer_kit.bench.measure import (
 from linformer_kit.bench.memory import MemoryPoint, measure_memory
 from linformer_kit.bench.peers import FULL, LINFORMERS, OURS
 from linformer_kit.bench.run import Step, in_words
-from linformer_kit.bench.table import Table
+from linformer_kit.csv_tables import Table
+from linformer_kit.formatting import format_size
 
 BATCH = 2
 # the projected length of the pictures over N, of the growth, and of the points that include full attention
@@ -320,7 +320,7 @@ class Benchmark:
         peak_mib = None if peak_bytes is None else peak_bytes / 2**20
         table.put([{**key, "memory_status": status, "peak_mib": peak_mib}])
         what = f"{point.implementation} N={point.length:,} K={point.projected_length} B={point.batch} {point.mode}"
-        yield f"memory of {what}: {status if peak_mib is None else drawing.size(peak_mib)}"
+        yield f"memory of {what}: {status if peak_mib is None else format_size(peak_mib)}"
 
 
 def causal_name(block_length: int, slots: int) -> str:

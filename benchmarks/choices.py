@@ -18,7 +18,7 @@ from rich.table import Table
 
 from linformer_kit import LinformerAttention
 from linformer_kit.bench.measure import MODES, Mode, hold_memory, make_call, seconds_of, time_interleaved
-from linformer_kit.bench.table import write_rows
+from linformer_kit.csv_tables import write_rows
 from linformer_kit.models import attention_linformer, encoder_linformer
 
 RESULT = Path(__file__).parent.parent / "results" / "choices.csv"

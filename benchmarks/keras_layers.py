@@ -41,7 +41,7 @@ from linformer_kit.bench.machine import code_fingerprint, describe_machine
 from linformer_kit.bench.measure import MEASURED, OUT_OF_MEMORY, Timing, as_row, seconds_if_it_fits, time_interleaved
 from linformer_kit.bench.peers import MissingPeer, WrongImplementation, require_agreement
 from linformer_kit.bench.run import Program, Step, fail, in_words, run_program
-from linformer_kit.bench.table import Table
+from linformer_kit.csv_tables import Table
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 MEASUREMENTS, MACHINE = "keras.csv", "keras_machine.json"

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from models_summary import markdown_table
 from rich.console import Console
 
-from linformer_kit import drawing
 from linformer_kit.bench.run import fail
-from linformer_kit.bench.table import Table, line
 from linformer_kit.bench.targets import Target, publish, ratio
-from linformer_kit.drawing import Look, Points
+from linformer_kit.csv_tables import Table, line
+from linformer_kit.plots import style
+from linformer_kit.plots.style import Look, Points
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 TARGETS, PICTURE = "keras_targets.csv", "keras.png"
@@ -27,8 +27,8 @@ PREDICT, TRAIN = "predict", "training step"
 MODES = (PREDICT, TRAIN)
 FULL, OURS = "MultiHeadAttention", "LinearMultiHeadAttention"
 
-LOOKS_OF_OURS = (Look(drawing.VERMILION, "o"), Look(drawing.BLUE, "s"))
-FULL_LOOK = Look(drawing.GREY, "D")
+LOOKS_OF_OURS = (Look(style.VERMILION, "o"), Look(style.BLUE, "s"))
+FULL_LOOK = Look(style.GREY, "D")
 # where, and how many times as fast as MultiHeadAttention
 TARGET_LENGTH, TARGET_K, LEAST_SPEEDUP = 4096, 64, 5.0
 
@@ -67,16 +67,16 @@ def draw(benchmark: Any) -> Figure:
             (length, seconds / sweep.batch(int(length))) for length, seconds in line(table, "seconds_median", **wanted)
         ]
 
-    figure, panels = drawing.new_figure(len(MODES), len(BACKENDS), height=3.2)
+    figure, panels = style.new_figure(len(MODES), len(BACKENDS), height=3.2)
     for axes, (mode, backend) in zip(panels, product(MODES, BACKENDS), strict=True):
         lines = {name: seconds_per_example(backend=backend, mode=mode, name=name) for name in looks}
-        drawing.cost_lines(axes, f"{BACKENDS[backend]}: {mode}", lines, looks, "time")
+        style.cost_lines(axes, f"{BACKENDS[backend]}: {mode}", lines, looks, "time")
     drawn = [axes for axes in panels if axes.lines]
     if drawn:  # a run that was stopped early leaves panels empty
         lowest, highest = (choose(axes.get_ylim()[end] for axes in drawn) for end, choose in ((0, min), (1, max)))
         for axes in drawn:
             axes.set_ylim(lowest, highest)
-        drawing.shared_legend(figure, drawn[0])
+        style.shared_legend(figure, drawn[0])
     return figure
 
 
@@ -86,8 +86,8 @@ def summarise(benchmark: Any, machine: dict, console: Console) -> None:
     figure = draw(benchmark)
     versions = ", ".join(f"{name} {machine[name]}" for name in ("keras", *BACKENDS))
     note = f"time of one example, in batches of {sweep.tokens:,} tokens; width {sweep.width}, {sweep.heads} heads, float32\n"
-    drawing.footnote(figure, f"{note}{machine['cpu']}, threads={machine['threads']}, {versions}")
-    drawing.save(figure, benchmark.folder / PICTURE)
+    style.footnote(figure, f"{note}{machine['cpu']}, threads={machine['threads']}, {versions}")
+    style.save(figure, benchmark.folder / PICTURE)
     publish(speedups(benchmark.table, sweep.lengths, sweep.projected_lengths), benchmark.folder / TARGETS, console)
 
 

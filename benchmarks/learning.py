@@ -41,9 +41,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import safe_open
 
-from linformer_kit.bench.alone import PLAIN_ALLOCATION
 from linformer_kit.bench.run import alone_in, fail, require_writable
-from linformer_kit.bench.table import Row, Table
+from linformer_kit.bench.subprocess_call import PLAIN_ALLOCATION
+from linformer_kit.csv_tables import Row, Table
 from linformer_kit.errors import UserError
 from linformer_kit.files import write_atomically
 from linformer_kit.models.configuration_linformer import LinformerConfig

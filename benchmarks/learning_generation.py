@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from linformer_kit import LinformerForCausalLM
 from linformer_kit.bench.generation import go_on, read
 from linformer_kit.bench.measure import time_interleaved
-from linformer_kit.bench.table import write_rows
+from linformer_kit.csv_tables import write_rows
 
 GENERATION = "causal_lm_generation.csv"
 TOKENS = 256

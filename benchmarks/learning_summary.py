@@ -12,8 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from linformer_kit import drawing
-from linformer_kit.bench.table import Row, Table, write_rows
+from linformer_kit.csv_tables import Row, Table, write_rows
+from linformer_kit.plots import style
 
 OVERVIEW = "overview"
 FORMATS = {"perplexity": "{:.2f}", "accuracy": "{:.2%}", "bleu": "{:.2f}", "chrf": "{:.2f}"}
@@ -92,20 +92,20 @@ def draw_values(axes: Axes, table: LearningTable, rows: Table) -> None:
                 "transform": axes.get_yaxis_transform(),
                 "ha": "right",
                 "va": "center",
-                "color": drawing.BLUE,
+                "color": style.BLUE,
             }
             axes.text(0.99, place, f"{statistics.fmean(values):.0f} →", **at_the_edge)
             continue
-        colour = drawing.GREY if variant == FULL else drawing.BLUE
+        colour = style.GREY if variant == FULL else style.BLUE
         axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.6, markersize=7)
         axes.plot(statistics.fmean(values), place, "|", color=colour, markersize=18, markeredgewidth=2)
         if variant == FULL:
-            axes.axvline(statistics.fmean(values), color=drawing.GREY, linewidth=1, linestyle="--")
+            axes.axvline(statistics.fmean(values), color=style.GREY, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(variants)), [textwrap.fill(variant, 24) for variant in variants])
     axes.set_ylim(len(variants) - 0.5, -0.5)
     axes.set_xlabel(IN_WORDS[table.metric] + (" in %" if table.metric == "accuracy" else ""))
     axes.set_title("At the end", loc="left", fontsize=11, fontweight="bold")
-    drawing.calm(axes)
+    style.calm(axes)
 
 
 def draw_curves(axes: Axes, table: LearningTable, curves: Table) -> None:
@@ -126,28 +126,28 @@ def draw_curves(axes: Axes, table: LearningTable, curves: Table) -> None:
         later = [metric for points in found.values() for tokens, metric in points if tokens > 0.3 * points[-1][0]]
         axes.set_ylim(0.97 * min(later), max(later))
     for variant, points in found.items():
-        look: dict[str, Any] = {"color": drawing.BLACK, "linewidth": 2.4}
+        look: dict[str, Any] = {"color": style.BLACK, "linewidth": 2.4}
         if variant != FULL:
-            round_, place = divmod(others.index(variant), len(drawing.PALETTE))
-            look = {"color": drawing.PALETTE[place], "linestyle": ("-", "--", ":")[round_ % 3]}
+            round_, place = divmod(others.index(variant), len(style.PALETTE))
+            look = {"color": style.PALETTE[place], "linestyle": ("-", "--", ":")[round_ % 3]}
         axes.plot(*zip(*points, strict=True), label=variant, **look)
     axes.set_xlabel("million tokens")
     metric = "accuracy in %" if table.metric == "accuracy" else "perplexity"
     axes.set_ylabel(f"validation {metric}")
     axes.set_title("While training, first seed", loc="left", fontsize=11, fontweight="bold")
-    drawing.calm(axes)
+    style.calm(axes)
 
 
 def draw(table: LearningTable, rows: Table, curves: Table, path: Path) -> None:
     """The curves on the left, the end values on the right."""
     variants = sum(1 for variant in table.variants if list(rows.rows(variant=variant)))
-    figure, (left, right) = drawing.new_figure(1, 2, width=11, height=max(3.6, 1.8 + 0.28 * variants))
+    figure, (left, right) = style.new_figure(1, 2, width=11, height=max(3.6, 1.8 + 0.28 * variants))
     draw_curves(left, table, curves)
     draw_values(right, table, rows)
     lines, names = left.get_legend_handles_labels()
-    drawing.growing_legend(figure, dict(zip(names, lines, strict=True)), fontsize=10)
-    drawing.footnote(figure, f"{table.title}; `python benchmarks/learning.py {table.name}`")
-    drawing.save(figure, path)
+    style.growing_legend(figure, dict(zip(names, lines, strict=True)), fontsize=10)
+    style.footnote(figure, f"{table.title}; `python benchmarks/learning.py {table.name}`")
+    style.save(figure, path)
 
 
 def summarise(table: LearningTable, rows: Table, curves: Table, output: Path, console: Console) -> None:
@@ -191,20 +191,20 @@ def overview_of(tables: Found) -> list[Row]:
 
 def draw_overview(tables: Found, rows: list[Row], path: Path) -> None:
     """How good and how fast the recommended Linformer of each table is, full attention being 100 % and 1."""
-    figure, (left, right) = drawing.new_figure(1, 2, width=11, height=1.6 + 0.5 * len(rows))
+    figure, (left, right) = style.new_figure(1, 2, width=11, height=1.6 + 0.5 * len(rows))
     for place, ((table, runs), row) in enumerate(zip(tables, rows, strict=True)):
         column, linformer = f"test_{table.metric}", list(runs.rows(variant=table.recommended))
         twins = with_same_seeds(runs.rows(variant=FULL), linformer)
         full = statistics.fmean(numbers(twins, column))
-        for found, colour in ((twins, drawing.GREY), (linformer, drawing.BLUE)):
+        for found, colour in ((twins, style.GREY), (linformer, style.BLUE)):
             for value in numbers(found, column):
                 share = full / value if table.metric == "perplexity" else value / full
                 left.plot(100 * share, place, "o", color=colour, alpha=0.6, markersize=7)
-        right.barh(place, float(row["times as fast"]), color=drawing.BLUE, height=0.5)
+        right.barh(place, float(row["times as fast"]), color=style.BLUE, height=0.5)
     for axes, one in ((left, 100), (right, 1)):
-        axes.axvline(one, color=drawing.GREY, linewidth=1, linestyle="--")
+        axes.axvline(one, color=style.GREY, linewidth=1, linestyle="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        drawing.calm(axes)
+        style.calm(axes)
     left.set_yticks(
         range(len(rows)), [f"{table.title}\n{textwrap.fill(f'({table.recommended})', 40)}" for table, _ in tables]
     )
@@ -213,8 +213,8 @@ def draw_overview(tables: Found, rows: list[Row], path: Path) -> None:
     left.set_title("How good", loc="left", fontsize=11, fontweight="bold")
     right.set_xlabel("epochs in the time of one with full attention")
     right.set_title("How fast it trains", loc="left", fontsize=11, fontweight="bold")
-    drawing.footnote(figure, "every seed a dot; `python benchmarks/learning.py`")
-    drawing.save(figure, path)
+    style.footnote(figure, "every seed a dot; `python benchmarks/learning.py`")
+    style.save(figure, path)
 
 
 def overview(tables: Found, output: Path) -> None:

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from linformer_kit.bench.measure import hold_memory
 from linformer_kit.bench.peer_models import ENCODERS, NONE_SDPA, NYSTROMFORMER, Sizes, linear_name, make_model_call
-from linformer_kit.bench.table import write_rows
+from linformer_kit.csv_tables import write_rows
 
 RESULT = Path(__file__).parent.parent / "results" / "models_profile.csv"
 LENGTH, CALLS = 4096, 5

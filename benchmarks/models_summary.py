@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from models_sweep import CAUSAL, CAUSAL_FULL, GO_ON, SHORTENED, UNSHORTENED, Benchmark
 from rich.console import Console
 
-from linformer_kit import drawing
 from linformer_kit.bench.measure import MODES, Mode
 from linformer_kit.bench.peer_models import (
     BERT,
@@ -30,10 +29,11 @@ from linformer_kit.bench.peer_models import (
     linear_name,
 )
 from linformer_kit.bench.run import fail
-from linformer_kit.bench.table import line
 from linformer_kit.bench.targets import HEADINGS, Target, publish, ratio
-from linformer_kit.drawing import Look
+from linformer_kit.csv_tables import line
 from linformer_kit.files import write_atomically
+from linformer_kit.plots import style
+from linformer_kit.plots.style import Look
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 TARGETS = "models_targets.csv"
@@ -45,17 +45,17 @@ SAVED_IN_PAPER = {128: (1.5, 1.7, 2.6, 3.4, 5.5, 8.6), 256: (1.3, 1.6, 2.4, 3.2,
 RIVALS = (NONE_SDPA, NONE_EAGER, *(name for name in PEER_ENCODERS if name != FNET))
 
 LOOKS = {
-    linear_name(64): Look(drawing.ORANGE, "v"),
-    linear_name(128): Look(drawing.VERMILION, "o"),
-    linear_name(256): Look(drawing.PURPLE, "^"),
-    NONE_SDPA: Look(drawing.GREY, "D"),
-    NONE_EAGER: Look(drawing.GREY, "x", "--"),
-    BERT: Look(drawing.BLACK, "s"),
-    MODERN_BERT: Look(drawing.BLACK, "*", "--"),
-    LONGFORMER: Look(drawing.BLUE, "P"),
-    BIG_BIRD: Look(drawing.SKY, "X"),
-    NYSTROMFORMER: Look(drawing.GREEN, "h"),
-    FNET: Look(drawing.GREEN, "+", ":"),
+    linear_name(64): Look(style.ORANGE, "v"),
+    linear_name(128): Look(style.VERMILION, "o"),
+    linear_name(256): Look(style.PURPLE, "^"),
+    NONE_SDPA: Look(style.GREY, "D"),
+    NONE_EAGER: Look(style.GREY, "x", "--"),
+    BERT: Look(style.BLACK, "s"),
+    MODERN_BERT: Look(style.BLACK, "*", "--"),
+    LONGFORMER: Look(style.BLUE, "P"),
+    BIG_BIRD: Look(style.SKY, "X"),
+    NYSTROMFORMER: Look(style.GREEN, "h"),
+    FNET: Look(style.GREEN, "+", ":"),
 }
 
 
@@ -137,35 +137,35 @@ def targets(benchmark: Benchmark) -> list[Target]:
 
 def draw_encoders(benchmark: Benchmark, mode: Mode, title: str) -> Figure:
     """Time per 1,000 tokens over length: level where cost is linear."""
-    figure, (axes,) = drawing.new_figure(1, 1, height=5.6)
+    figure, (axes,) = style.new_figure(1, 1, height=5.6)
     lines = {}
     for name in LOOKS:
         points = line(benchmark.encoders, "seconds_median", model=name, mode=mode)
         lines[name] = [(length, 1000 * time / (length * benchmark.sweep.batch(int(length)))) for length, time in points]
-    drawing.cost_lines(axes, f"{title}: time per 1,000 tokens", lines, LOOKS, "time")
-    drawing.shared_legend(figure, axes, columns=4)
+    style.cost_lines(axes, f"{title}: time per 1,000 tokens", lines, LOOKS, "time")
+    style.shared_legend(figure, axes, columns=4)
     return figure
 
 
 def draw_generation(benchmark: Benchmark) -> Figure:
     """Speed and cache over the length of what was read."""
-    figure, (speed, cache) = drawing.new_figure(1, 2, height=4.2)
+    figure, (speed, cache) = style.new_figure(1, 2, height=4.2)
     names = (CAUSAL, CAUSAL_FULL, SHORTENED, UNSHORTENED)
     styles = (
-        Look(drawing.VERMILION, "o"),
-        Look(drawing.GREY, "D"),
-        Look(drawing.ORANGE, "v"),
-        Look(drawing.BLACK, "s"),
+        Look(style.VERMILION, "o"),
+        Look(style.GREY, "D"),
+        Look(style.ORANGE, "v"),
+        Look(style.BLACK, "s"),
     )
     looks = dict(zip(names, styles, strict=True))
     rates = {name: line(benchmark.generation, "tokens_per_second", model=name, phase=GO_ON) for name in names}
     sizes = {name: line(benchmark.generation, "cache_bytes", model=name, phase=GO_ON) for name in names}
-    drawing.cost_lines(speed, "Tokens generated per second", rates, looks, "rate")
+    style.cost_lines(speed, "Tokens generated per second", rates, looks, "rate")
     mebibytes = {name: [(length, size / 2**20) for length, size in points] for name, points in sizes.items()}
-    drawing.cost_lines(cache, "Cache", mebibytes, looks, "memory")
+    style.cost_lines(cache, "Cache", mebibytes, looks, "memory")
     for axes in (speed, cache):
         axes.set_xlabel("length of prompt or source")
-    drawing.shared_legend(figure, speed, columns=2)
+    style.shared_legend(figure, speed, columns=2)
     return figure
 
 
@@ -181,8 +181,8 @@ def summarise(benchmark: Benchmark, machine: dict, console: Console) -> None:
         ("models_training.png", draw_encoders(benchmark, "forward+backward", "Training step")),
         ("models_generation.png", draw_generation(benchmark)),
     ):
-        drawing.footnote(figure, note)
-        drawing.save(figure, benchmark.folder / name)
+        style.footnote(figure, note)
+        style.save(figure, benchmark.folder / name)
     publish(targets(benchmark), benchmark.folder / TARGETS, console)
 
 

@@ -22,7 +22,7 @@ from linformer_kit.bench.measure import (
 )
 from linformer_kit.bench.peer_models import COMPARED_BATCH, COMPARED_LENGTH, NONE_EAGER, Sizes
 from linformer_kit.bench.run import Step, in_words
-from linformer_kit.bench.table import Table
+from linformer_kit.csv_tables import Table
 from linformer_kit.models.modeling_linformer import LinformerModel
 from linformer_kit.process_memory import release_free_memory
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from linformer_kit import LinformerAttention
 from linformer_kit.bench.measure import gemm_calls, gemm_rate, hold_memory, time_interleaved
-from linformer_kit.bench.table import write_rows
+from linformer_kit.csv_tables import write_rows
 from linformer_kit.models.attention_linformer import QUERY_CHUNK
 from linformer_kit.models.multihead_linformer import softmax_attention
 

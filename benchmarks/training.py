@@ -80,7 +80,7 @@ from linformer_kit.bench.measure import MEASURED, OK, OUT_OF_MEMORY, Timing, as_
 from linformer_kit.bench.peer_models import Sizes, layers_of, model_dependencies, our_encoder, require_model_agreement
 from linformer_kit.bench.peers import FULL, LINFORMER, linformer_layer, peer_versions
 from linformer_kit.bench.run import Program, Step, fail, in_words, run_program
-from linformer_kit.bench.table import Table
+from linformer_kit.csv_tables import Table
 from linformer_kit.models.modeling_linformer import LinformerModel
 from linformer_kit.training import (
     arguments,

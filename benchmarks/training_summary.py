@@ -12,12 +12,12 @@ from matplotlib.ticker import LogLocator
 from models_summary import markdown_table
 from rich.console import Console
 
-from linformer_kit import drawing
 from linformer_kit.bench.peers import FULL, LINFORMER, OURS
 from linformer_kit.bench.run import fail
-from linformer_kit.bench.table import Table, line
 from linformer_kit.bench.targets import Target, publish, ratio
-from linformer_kit.drawing import Look
+from linformer_kit.csv_tables import Table, line
+from linformer_kit.plots import style
+from linformer_kit.plots.style import Look
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 TARGETS, PICTURE = "training_targets.csv", "training.png"
@@ -33,12 +33,12 @@ EVERYTHING, READING, LEARNING, TOKENIZING = "everything", "reading", "training t
 PROCESSOR = "everything, processor time"
 
 LOOKS = {
-    DYNAMIC: Look(drawing.VERMILION, "o"),
-    LINEAR: Look(drawing.ORANGE, "v"),
-    DYNAMIC_FUSED: Look(drawing.VERMILION, "o", ":"),
-    LINFORMER: Look(drawing.BLUE, "s"),
-    FULL: Look(drawing.GREY, "D"),
-    FULL_FUSED: Look(drawing.GREY, "D", ":"),
+    DYNAMIC: Look(style.VERMILION, "o"),
+    LINEAR: Look(style.ORANGE, "v"),
+    DYNAMIC_FUSED: Look(style.VERMILION, "o", ":"),
+    LINFORMER: Look(style.BLUE, "s"),
+    FULL: Look(style.GREY, "D"),
+    FULL_FUSED: Look(style.GREY, "D", ":"),
 }
 # ours, and what it is compared with
 PAIRS = ((DYNAMIC, FULL), (DYNAMIC_FUSED, FULL_FUSED), (LINEAR, LINFORMER), (DYNAMIC, LINFORMER))
@@ -93,11 +93,11 @@ def preparations(table: Table) -> list[Target]:
 
 def draw(table: Table) -> Figure:
     """Tokens per second over length: level where cost is linear."""
-    figure, (axes,) = drawing.new_figure(1, 1, height=4.8)
+    figure, (axes,) = style.new_figure(1, 1, height=4.8)
     lines = {name: line(table, "rate", part=TRAINING, name=name, phase=STEP) for name in LOOKS}
-    drawing.cost_lines(axes, "Training: tokens per second", lines, LOOKS, "rate")
+    style.cost_lines(axes, "Training: tokens per second", lines, LOOKS, "rate")
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-    drawing.shared_legend(figure, axes, columns=2)
+    style.shared_legend(figure, axes, columns=2)
     return figure
 
 
@@ -106,8 +106,8 @@ def summarise(benchmark: Any, machine: dict, console: Console) -> None:
     sweep, table = benchmark.sweep, benchmark.table
     figure = draw(table)
     note = f"the shipped configuration imdb, {sweep.tokens:,} tokens per step, float32; {machine['cpu']}, "
-    drawing.footnote(figure, note + f"threads={machine['threads']}, torch {machine['torch']}")
-    drawing.save(figure, benchmark.folder / PICTURE)
+    style.footnote(figure, note + f"threads={machine['threads']}, torch {machine['torch']}")
+    style.save(figure, benchmark.folder / PICTURE)
     found = [*speeds(table, sweep.lengths), *overheads(table, sweep.lengths), *preparations(table)]
     publish(found, benchmark.folder / TARGETS, console)
 

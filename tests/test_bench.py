@@ -13,10 +13,10 @@ import torch
 pytest.importorskip("linformer", reason='needs pip install "linformer-kit[bench]"')
 pytest.importorskip("matplotlib", reason='needs pip install "linformer-kit[bench]"')
 
-from linformer_kit import drawing
 from linformer_kit.bench import measure, memory, peers
-from linformer_kit.bench.table import Table
+from linformer_kit.csv_tables import Table
 from linformer_kit.files import write_atomically
+from linformer_kit.plots import style
 
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "attention.py"
 
@@ -258,10 +258,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_a_panel_without_points_is_drawn_empty(tmp_path):
-    figure, (axes,) = drawing.new_figure(1, 1)
-    drawing.cost_lines(axes, "nothing yet", {"linformer-kit": []}, {}, "time")
-    drawing.legend(axes)
-    drawing.save(figure, tmp_path / "empty.png")
+    figure, (axes,) = style.new_figure(1, 1)
+    style.cost_lines(axes, "nothing yet", {"linformer-kit": []}, {}, "time")
+    style.legend(axes)
+    style.save(figure, tmp_path / "empty.png")
     assert (tmp_path / "empty.png").stat().st_size > 0
 
 

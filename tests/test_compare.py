@@ -17,25 +17,25 @@ import torch
 from typer.testing import CliRunner
 
 from linformer_kit.bench import compare as compare_module
-from linformer_kit.bench import contenders, names, paper_table, solo
+from linformer_kit.bench import implementations, names, paper_table, solo
 from linformer_kit.bench.compare import Comparison
-from linformer_kit.bench.contenders import CONTENDERS, Point, check
+from linformer_kit.bench.implementations import IMPLEMENTATIONS, Point, check
 from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, is_out_of_memory
 from linformer_kit.bench.peers import WrongImplementation
-from linformer_kit.bench.points import COLUMNS, FACTS, FOUND, KEYS, read_points
+from linformer_kit.bench.result_table import COLUMNS, FACTS, FOUND, KEYS, read_points
 from linformer_kit.bench.sweep import PRESETS, Sweep, read_sweep
-from linformer_kit.bench.table import Table
 from linformer_kit.cli import app
+from linformer_kit.csv_tables import Table
 from linformer_kit.errors import UserError
 from linformer_kit.models import attention_linformer
 
 SIZES = {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "target_length": 8}
 SEES_THE_FUTURE = ("linformer-pytorch", "encoder-decoder")
-ALL = [(name, subject) for name, contender in CONTENDERS.items() for subject in contender.builds]
+ALL = [(name, subject) for name, contender in IMPLEMENTATIONS.items() for subject in contender.builds]
 
 
 def point_of(name, subject, step="forward", length=128):
-    return Point(subject, step, name, length, 16 if CONTENDERS[name].projects else None, 2, **SIZES)
+    return Point(subject, step, name, length, 16 if IMPLEMENTATIONS[name].projects else None, 2, **SIZES)
 
 
 def linformer(*arguments):
@@ -50,7 +50,7 @@ def test_what_is_right_passes_and_can_be_called(name, subject):
     point = point_of(name, subject)
     check(point)
     for step in ("forward", "training", *(["generation"] if subject == "encoder-decoder" else [])):
-        contenders.call_of(replace(point, step=step))()
+        implementations.call_of(replace(point, step=step))()
 
 
 @pytest.mark.parametrize("length", [97, 1500], ids="N{}".format)
@@ -67,7 +67,7 @@ def test_an_encoder_decoder_that_sees_the_future_is_refused():
 @pytest.mark.parametrize("name", ["linformer-kit", "linformer-kit-none", "linformer", "linformer-pytorch"])
 @pytest.mark.parametrize("subject", ["layer", "encoder"])
 def test_one_percent_too_much_is_refused(monkeypatch, name, subject):
-    right = CONTENDERS[name].builds[subject]
+    right = IMPLEMENTATIONS[name].builds[subject]
 
     def wrong(point):
         model = right(point)
@@ -77,7 +77,7 @@ def test_one_percent_too_much_is_refused(monkeypatch, name, subject):
         return model
 
     # the check builds its own twin of what is built, with the same seed
-    monkeypatch.setattr(contenders, "build", wrong)
+    monkeypatch.setattr(implementations, "build", wrong)
     with pytest.raises(WrongImplementation, match=f"^{name}: its"):
         check(point_of(name, subject))
 
@@ -122,9 +122,9 @@ def test_a_package_is_needed_only_for_itself(monkeypatch):
 
 
 def test_the_names_that_a_shell_completes_are_those_there_are():
-    assert tuple(CONTENDERS) == names.IMPLEMENTATIONS
-    assert set(names.SUBJECTS) == set(contenders.CHECKS)
-    assert {step for step in names.STEPS if step != "generation"} == set(contenders.MODES)
+    assert tuple(IMPLEMENTATIONS) == names.IMPLEMENTATIONS
+    assert set(names.SUBJECTS) == set(implementations.CHECKS)
+    assert {step for step in names.STEPS if step != "generation"} == set(implementations.MODES)
 
 
 # one point alone
@@ -158,7 +158,7 @@ def test_what_takes_too_long_is_recorded_as_such():
 
 
 def test_a_process_that_hangs_is_ended():
-    with pytest.raises(solo.Ended, match=OVER_TIME_LIMIT):
+    with pytest.raises(solo.WorkerFailed, match=OVER_TIME_LIMIT):
         solo.ask("linformer_kit.bench.solo", {}, seconds=0.01)
 
 
@@ -253,7 +253,7 @@ def test_a_bad_sweep_is_one_line(text, said, tmp_path):
 
 
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
-    monkeypatch.setitem(CONTENDERS, "linformer", replace(CONTENDERS["linformer"], package="no-such-package"))
+    monkeypatch.setitem(IMPLEMENTATIONS, "linformer", replace(IMPLEMENTATIONS["linformer"], package="no-such-package"))
     with pytest.raises(
         UserError, match=r'no-such-package is not installed; run: pip install "linformer-kit\[bench\]", or leave'
     ):

@@ -20,17 +20,19 @@ from linformer_kit.bench.paper_table import ROWS, in_words
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "linformer_kit"
 # what each room may import of ours
-PLAIN = {"errors", "files", "typed", "plain_yaml", "drawing", "process_memory"}
+SHARED = {"csv_tables", "errors", "files", "formatting", "process_memory", "schema", "yaml_loader"}
 MAY_IMPORT = {
     "models": {"models"},
-    **{name: {"models", "errors", "files"} for name in PLAIN},
-    "bench": {"bench", "models", "keras", "__init__", *PLAIN},
-    "training": {"training", "models", *PLAIN},
-    "show": {"show", "training", "bench", "models", "__init__", *PLAIN},
-    "demo": {"demo", "training", "bench", "models", *PLAIN},
+    **{name: {"models", *SHARED} for name in SHARED},
+    "plots": {"plots", "models", *SHARED},
+    "bench": {"bench", "plots", "models", "keras", "__init__", *SHARED},
+    "training": {"training", "plots", "models", *SHARED},
+    "analysis": {"analysis", "training", "plots", "models", *SHARED},
+    "report": {"report", "analysis", "training", "bench", "plots", "models", "__init__", *SHARED},
+    "demo": {"demo", "training", "bench", "plots", "models", *SHARED},
     "keras": {"keras", "models", "__init__"},
     "reference": set(),
-    "cli": {"training", "bench", "demo", "show", "models", "__init__", *PLAIN},
+    "cli": {"training", "bench", "demo", "report", "analysis", "models", "__init__", *SHARED},
     "__init__": {"models"},
 }
 

@@ -13,9 +13,8 @@ import torch
 import yaml
 from training_zoo import command, read_json, read_lines, refused
 
-from linformer_kit import drawing
-from linformer_kit.bench.points import COLUMNS
-from linformer_kit.bench.table import as_csv
+from linformer_kit.bench.result_table import COLUMNS
+from linformer_kit.csv_tables import as_csv
 from linformer_kit.errors import UserError
 from linformer_kit.models.configuration_linformer import LinformerConfig
 from linformer_kit.models.modeling_linformer import (
@@ -24,10 +23,11 @@ from linformer_kit.models.modeling_linformer import (
     LinformerForSequenceClassification,
 )
 from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
-from linformer_kit.show.given import read_given, short_names
-from linformer_kit.show.plot import figures
+from linformer_kit.plots import style
+from linformer_kit.plots.curves import curves as learning_curves
+from linformer_kit.report.inputs import read_given, short_names
+from linformer_kit.report.plot import figures
 from linformer_kit.training.config import TokenizerConfig
-from linformer_kit.training.curves import curves as learning_curves
 from linformer_kit.training.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
@@ -330,7 +330,7 @@ def test_a_picture_without_room_for_its_lines_is_refused(tmp_path):
     )
     for name in ("picture.png", "picture.svg"):
         with pytest.raises(UserError, match="too many runs or too long names for one picture"):
-            drawing.save(figure, tmp_path / name)
+            style.save(figure, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,10 +11,10 @@ import pytest
 from training_zoo import answers, classification_rows, command, environment, read_json, read_lines, refused, write_jsonl
 from typer.testing import CliRunner
 
-from linformer_kit import drawing
-from linformer_kit.bench.points import COLUMNS
+from linformer_kit.bench.result_table import COLUMNS
 from linformer_kit.cli import app
-from linformer_kit.plain_yaml import parse_yaml
+from linformer_kit.plots import style
+from linformer_kit.yaml_loader import parse_yaml
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
@@ -474,7 +474,7 @@ def test_quality_of_causal_language_models_is_drawn_over_their_slots(trained_run
 
 
 def test_too_many_runs_for_one_picture_are_told(classification, tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "TALLEST", 0.5)
+    monkeypatch.setattr(style, "TALLEST", 0.5)
     runs = [without_examples(finished_copy(classification, tmp_path / name)) for name in ("one", "two")]
     page = page_about(*runs, output=tmp_path / "page.html")
     assert "Not drawn: too many runs or too long names for one picture" in page.text

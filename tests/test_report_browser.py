@@ -7,7 +7,7 @@ import pytest
 from test_report import ATTACK, POINTS, attacked_copy, point, unfinished_copy, write_table
 from training_zoo import command
 
-from linformer_kit.show.costs import COLOURS
+from linformer_kit.plots.costs import COLOURS
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = [

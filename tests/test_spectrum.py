@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from training_zoo import command, linformer, refused, the_error, yaml_for
 
+from linformer_kit.analysis.attention_weights import cut_pieces, load_encoder, longest_input, name_of, starts
+from linformer_kit.analysis.singular_values import curves_of, is_causal, needed, points_to_show, suggested
 from linformer_kit.errors import UserError
 from linformer_kit.models.configuration_linformer import LinformerConfig
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM
 from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
-from linformer_kit.plain_yaml import parse_yaml
-from linformer_kit.show.spectrum_inputs import cut_pieces, load_encoder, longest_input, name_of, starts
-from linformer_kit.show.spectrum_math import curves_of, is_causal, needed, points_to_show, suggested
 from linformer_kit.training.config import load_config, model_settings
+from linformer_kit.yaml_loader import parse_yaml
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 

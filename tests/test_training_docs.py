@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from linformer_kit.cli import app
-from linformer_kit.plain_yaml import parse_yaml
 from linformer_kit.training.config import from_tree, load_config, shipped_configs
 from linformer_kit.training.config_page import model_reference, reference, reference_page
 from linformer_kit.training.run import FREE, leaves
+from linformer_kit.yaml_loader import parse_yaml
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))

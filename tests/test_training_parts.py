@@ -24,7 +24,6 @@ from transformers import TrainingArguments
 
 from linformer_kit import LinformerConfig, LinformerForConditionalGeneration, LinformerForSequenceClassification
 from linformer_kit.errors import UserError
-from linformer_kit.plain_yaml import parse_yaml
 from linformer_kit.training import batches, checkpoint, metrics, prepare
 from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.config import (
@@ -44,6 +43,7 @@ from linformer_kit.training.tokenizer import SPECIAL, train_tokenizer
 from linformer_kit.training.tokens import blocks, digest
 from linformer_kit.training.train import best_checkpoint, make_trainer
 from linformer_kit.training.trainer import LinformerTrainer, evaluation_is_due, evaluations_without_gain
+from linformer_kit.yaml_loader import parse_yaml
 
 QUIET = Console(quiet=True)
 
@@ -556,7 +556,7 @@ def test_chance_is_stored_and_restored_and_left_alone():
     state = json.loads(json.dumps(checkpoint.random_state()))
     drawn = draw()
     checkpoint.set_random_state(state)
-    with checkpoint.chance_untouched():
+    with checkpoint.preserve_rng_state():
         draw()
     assert draw() == drawn
 

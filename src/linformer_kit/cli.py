@@ -320,7 +320,7 @@ def plot(
 ) -> None:
     """Draw pictures of tables and runs."""
     with short_errors():
-        from .show.plot import plot
+        from .report.plot import plot
 
         for path in plot(given, what.value if what else None, text, output):
             typer.echo(path)
@@ -336,7 +336,7 @@ def report(
 ) -> None:
     """Write one page that needs nothing else: what was run, sortable tables, plots, differences, predictions, environment."""
     with short_errors():
-        from .show.report import report
+        from .report.report import report
 
         report(given, output)
         typer.echo(output)
@@ -359,7 +359,7 @@ def spectrum(
     with short_errors():
         from rich.console import Console
 
-        from .show.spectrum import spectrum
+        from .analysis.spectrum import spectrum
 
         spectrum(model, text, length, pieces, error, output, Console())
 

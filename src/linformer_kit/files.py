@@ -1,20 +1,125 @@
-"""Files that are whole or not there."""
+"""Files and directories that appear complete or not at all, locks, and checks that an output can be written."""
 
 import contextlib
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .errors import UserError
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path` and then put it in its place: what stands there is always whole."""
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A temporary file next to `path` that takes its name when the block ends without an exception.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with atomic_file(folder / "numbers.txt") as unfinished:
+    ...     _ = unfinished.write_text("1 2 3")
+    >>> (folder / "numbers.txt").read_text()
+    '1 2 3'
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     try:
-        write(Path(name))
-        os.chmod(name, 0o644)  # mkstemp makes files that only their owner can read
+        yield Path(name)
+        os.chmod(name, 0o644)  # mkstemp creates files that only their owner can read
         os.replace(name, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file atomically."""
+    with atomic_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def atomic_directory(
+    directory: Path,
+    *,
+    is_writer: bool = True,
+    barrier: Callable[[], object] = lambda: None,
+    before_rename: Callable[[Path], object] = lambda unfinished: None,
+) -> Iterator[Path]:
+    """A temporary directory that takes the name `directory` when the block ends without an exception.
+
+    With several processes, all of them write into it, one (`is_writer`) creates and renames it, and `barrier` waits
+    for the others. `before_rename` runs last, in the writer.
+    """
+    unfinished = directory.with_name(f".{directory.name}.unfinished")
+    try:
+        if is_writer:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+        barrier()
+        yield unfinished
+        barrier()
+        if is_writer:
+            before_rename(unfinished)
+            replace_directory(unfinished, directory)
+        barrier()
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def replace_directory(new: Path, old: Path) -> None:
+    """Rename `new` to `old`; a directory that already has this name is removed last."""
+    gone = old.with_name(f".{old.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if old.exists():
+        os.rename(old, gone)
+    os.rename(new, old)
+    sync(old.parent)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, have reached the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open directories
+        return
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+@contextlib.contextmanager
+def lock(path: Path, message: str) -> Iterator[None]:
+    """Hold the lock file `path`; raises `UserError(message)` if another process holds it.
+
+    The system releases the lock when the process ends, however it ends.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(path, timeout=0):
+            yield
+    except Timeout:
+        raise UserError(message) from None
+
+
+def check_writable(directory: Path, remedy: str) -> None:
+    """Raise `UserError` if `directory` can be neither written nor created; creates nothing.
+
+    Called before long work, so that no result is lost because it cannot be stored. `remedy` ends the message.
+    """
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"{existing} is a file where a directory is needed; {remedy}")
+    try:
+        # trying is the only sure way: disks fill up, mounts are read-only, and root may write anywhere
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise UserError(f"cannot write to {existing} ({error.strerror}); {remedy}") from None
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Deprecated: use `atomic_file`."""
+    with atomic_file(path) as unfinished:
+        write(unfinished)

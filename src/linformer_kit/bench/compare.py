@@ -14,9 +14,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from .. import drawing
+from ..csv_tables import Row, Table, as_text
 from ..errors import Stopped, UserError
-from .contenders import CONTENDERS, OURS_NONE, Point, call_of, version_of
+from ..formatting import format_duration, format_size
+from .implementations import IMPLEMENTATIONS, OURS_NONE, Point, call_of, version_of
+from .isolated import Solo, solo
 from .machine import describe_machine
 from .measure import (
     FAILED,
@@ -32,11 +34,9 @@ from .measure import (
     time_interleaved,
 )
 from .peer_models import model_dependencies
-from .points import FACTS, FOUND, KEYS
+from .result_table import FACTS, FOUND, KEYS
 from .run import Step, alone_in, require_writable, run_steps
-from .solo import Solo, solo
 from .sweep import Group, Sweep
-from .table import Row, Table, as_text
 
 # of what is free: the memory that the largest possible batch may take, since rounds hold the batches of all
 USABLE_MEMORY = 0.5
@@ -94,7 +94,7 @@ class Comparison:
     def require_same_facts(self) -> None:
         """Refuse to add to numbers that come from elsewhere: they could not be compared."""
         for row in self.table.rows():
-            if row["implementation"] not in CONTENDERS:
+            if row["implementation"] not in IMPLEMENTATIONS:
                 raise UserError(
                     f"{self.table.path} has the implementation {row['implementation']!r}, which this version does not know; give "
                     "another file with --output, or measure everything anew with --fresh"
@@ -203,7 +203,7 @@ class Comparison:
             "note": found.note,
         }
         self.table.put([self.row(point, status=None if found.status == OK else found.status, **what)])
-        yield f"{point}: {found.status if peak_mib is None else drawing.size(peak_mib)}{'; ' if found.note else ''}{found.note}"
+        yield f"{point}: {found.status if peak_mib is None else format_size(peak_mib)}{'; ' if found.note else ''}{found.note}"
 
     def refusal(self, point: Point) -> Solo | None:
         """What did not fit, or took too long, with fewer and no longer examples is not tried; nor a model that is wrong."""
@@ -242,7 +242,7 @@ class Comparison:
         self.table.put([self.row(point, **as_row(timings[point])) for point in points])
         for point in points:
             median = timings[point].median
-            yield f"{point}: {timings[point].status if median is None else drawing.duration(median)}"
+            yield f"{point}: {timings[point].status if median is None else format_duration(median)}"
 
     def hold_memory_for(self, points: list[Point]) -> None:
         """Keep freed memory between the calls, unless one of them takes so much that the others' leavings are in its way."""
@@ -301,10 +301,10 @@ def texts_of(row: Row, table: Table) -> list[str]:
     fastest, median, slowest = (float(row[f"seconds_{name}"] or "nan") for name in ("fastest", "median", "slowest"))
     baseline = table.number("seconds_median", **full)
     is_timed = row["status"] == OK
-    time = drawing.duration(median) if is_timed else row["status"]
+    time = format_duration(median) if is_timed else row["status"]
     spread = f"±{50 * (slowest - fastest) / median:.0f} %" if is_timed else ""
     ratio = f"{baseline / median:.2f}×" if baseline and is_timed else ""
-    memory = drawing.size(float(row["peak_mib"])) if row["peak_mib"] else row["memory_status"]
+    memory = format_size(float(row["peak_mib"])) if row["peak_mib"] else row["memory_status"]
     return [
         f"{int(row['length']):,}",
         row["batch"],

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from . import peers
-from .alone import Ended, ask
 from .measure import OK, Mode, limit_memory, make_call, peak_memory
+from .subprocess_call import WorkerFailed, ask
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def measure_memory(point: MemoryPoint) -> tuple[str, int | None]:
     """Status and bytes of a point, from a fresh process."""
     try:
         return OK, ask(__name__, asdict(point))
-    except Ended as end:
+    except WorkerFailed as end:
         return end.status, None
 
 

@@ -8,9 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from .. import drawing
-from .contenders import BERT_EAGER, OURS
-from .table import Row, write_rows
+from ..csv_tables import Row, write_rows
+from ..plots import style
+from .implementations import BERT_EAGER, OURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ def publish(rows: Sequence[Row], path: Path, console: Console) -> list[Path]:
     figure = draw(found, rows[0])
     pictures = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
     for picture in pictures:
-        drawing.save(figure, picture)
+        style.save(figure, picture)
     return [csv_path, *pictures]
 
 
@@ -127,7 +127,7 @@ def draw(found: list[Row], facts: Row) -> "Figure":
     """Both tables, coloured by what was saved here; the paper's numbers below ours."""
     import numpy as np
 
-    figure, panels = drawing.new_figure(1, 2, height=4.6)
+    figure, panels = style.new_figure(1, 2, height=4.6)
     lengths = sorted({int(cell["n"]) for cell in found})
     for axes, saved in zip(panels, SAVED, strict=True):
         by_place = {
@@ -148,5 +148,5 @@ def draw(found: list[Row], facts: Row) -> "Figure":
         axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set(xlabel="K", ylabel="N")
     note = f"{facts['num_layers']} layers, C={facts['hidden_size']}, H={facts['num_heads']}, float32; {facts['cpu']}, "
-    drawing.footnote(figure, note + f"threads={facts['threads']}, torch {facts['torch']}; the paper: one V100")
+    style.footnote(figure, note + f"threads={facts['threads']}, torch {facts['torch']}; the paper: one V100")
     return figure

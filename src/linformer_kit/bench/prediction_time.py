@@ -19,15 +19,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .. import drawing
 from ..errors import UserError
+from ..formatting import format_duration, format_size
 from ..models.attention_linformer import LinformerAttention
-from .alone import Ended, ask
-from .contenders import PlainLayer, call_and_wait, checked_examples
+from .implementations import PlainLayer, call_and_wait, checked_examples
+from .isolated import START_SECONDS, Solo, measure_call
 from .machine import describe_machine
 from .measure import OK, WRONG, Timing, as_row, is_out_of_memory, limit_memory, make_call, time_interleaved
 from .peers import COMPARED_POSITIONS, WrongImplementation, randomise_, require_agreement
-from .solo import START_SECONDS, Solo, measure_call
+from .subprocess_call import WorkerFailed, ask
 from .sweep import check_device
 
 Which = Literal["Linformer", "full attention"]
@@ -198,7 +198,7 @@ def alone(experiment: Experiment, which: Which) -> Solo:
     question = {"experiment": asdict(experiment), "which": which}
     try:
         return Solo(**ask(__name__, question, START_SECONDS + 3 * TIME_LIMIT))
-    except Ended as end:
+    except WorkerFailed as end:
         return Solo(end.status)
 
 
@@ -265,10 +265,10 @@ def show(found: dict[str, Any], console: Console) -> None:
     times = Table("layer", "time, median", "fastest – slowest", "rounds", "peak memory", box=SIMPLE_HEAD)
     for which, layer in found["layers"].items():
         median, peak = layer["seconds_median"], layer["peak_mib"]
-        spread = [drawing.duration(layer[name]) for name in ("seconds_fastest", "seconds_slowest") if median]
-        time = drawing.duration(median) if median else layer["status"]
+        spread = [format_duration(layer[name]) for name in ("seconds_fastest", "seconds_slowest") if median]
+        time = format_duration(median) if median else layer["status"]
         times.add_row(
-            which, time, " – ".join(spread), str(layer["rounds"] or ""), "" if peak is None else drawing.size(peak)
+            which, time, " – ".join(spread), str(layer["rounds"] or ""), "" if peak is None else format_size(peak)
         )
     console.print(settings, parameters, times)
     for layer in found["layers"].values():

@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .. import drawing
 from ..errors import UserError
 from ..files import write_atomically
+from ..formatting import format_duration
 from .measure import Timing, hold_memory, limit_memory
 from .peers import MissingPeer, WrongImplementation
 
@@ -157,7 +157,7 @@ def run_program(program: Program, output: Path, fresh: bool, summary: bool, quic
 def in_words(point: str, timings: dict[str, Timing]) -> str:
     """One line about a point."""
     parts = [
-        f"{name} {drawing.duration(timing.median) if timing.median else timing.status}"
+        f"{name} {format_duration(timing.median) if timing.median else timing.status}"
         for name, timing in timings.items()
     ]
     return f"{point}: {', '.join(parts)}"

@@ -15,9 +15,9 @@ import torch
 
 from ..errors import UserError
 from ..models.options_linformer import nearest_of
-from ..plain_yaml import read_yaml
-from ..typed import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Bounds, converted
-from .contenders import BERT_EAGER, CONTENDERS, OURS, OURS_NONE, Point, Sharing, Step, Subject, version_of
+from ..schema import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Bounds, converted
+from ..yaml_loader import read_yaml
+from .implementations import BERT_EAGER, IMPLEMENTATIONS, OURS, OURS_NONE, Point, Sharing, Step, Subject, version_of
 from .peers import LINFORMER, LINFORMER_PYTORCH
 
 Count = Annotated[int, AT_LEAST_1]
@@ -74,7 +74,7 @@ class Group:
             Point(self.subject, self.step, name, self.length, rows, batch, **self.sweep.sizes)
             for name in self.sweep.implementations
             if can_do(name, self.subject, self.step)
-            for rows in (self.sweep.projected_lengths if CONTENDERS[name].projects else [None])
+            for rows in (self.sweep.projected_lengths if IMPLEMENTATIONS[name].projects else [None])
             if rows is None or rows <= self.length
         ]
 
@@ -84,7 +84,7 @@ class Group:
 
 def can_do(implementation: str, subject: Subject, step: Step) -> bool:
     """Whether there is such a thing."""
-    return subject in CONTENDERS[implementation].builds and (step != "generation" or subject == "encoder-decoder")
+    return subject in IMPLEMENTATIONS[implementation].builds and (step != "generation" or subject == "encoder-decoder")
 
 
 PAPER_TABLE_3 = "paper-table-3"
@@ -112,11 +112,11 @@ def read_sweep(keys: Mapping[str, Any]) -> Sweep:
         if not getattr(sweep, name):
             raise UserError(f"{name} is empty; give at least one")
     for name in sweep.implementations:
-        if name not in CONTENDERS:
-            known = list(CONTENDERS)
+        if name not in IMPLEMENTATIONS:
+            known = list(IMPLEMENTATIONS)
             raise UserError(f"there is no implementation {name!r}{nearest_of(name, known)} known: {', '.join(known)}")
         if version_of(name) is None:
-            package = CONTENDERS[name].package
+            package = IMPLEMENTATIONS[name].package
             raise UserError(f'{package} is not installed; run: pip install "linformer-kit[bench]", or leave {name} out')
     check_sizes(sweep)
     check_device(sweep.device)
@@ -129,7 +129,7 @@ def check_sizes(sweep: Sweep) -> None:
         raise UserError(
             f"hidden_size is {sweep.hidden_size}, which {sweep.num_heads} heads cannot share; num_heads must divide it"
         )
-    if any(CONTENDERS[name].projects for name in sweep.implementations):
+    if any(IMPLEMENTATIONS[name].projects for name in sweep.implementations):
         for rows in sweep.projected_lengths:
             if rows > max(sweep.lengths):
                 raise UserError(
@@ -138,7 +138,7 @@ def check_sizes(sweep: Sweep) -> None:
                 )
     for name in sweep.implementations:
         if not any(can_do(name, subject, step) for subject, step in product(sweep.subjects, sweep.steps)):
-            subjects = ", ".join(CONTENDERS[name].builds)
+            subjects = ", ".join(IMPLEMENTATIONS[name].builds)
             raise UserError(
                 f"{name} takes no part in {words(sweep.subjects)} × {words(sweep.steps)}; it has {subjects}"
             )

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from .table import write_rows
+from ..csv_tables import write_rows
 
 COLUMNS = ("target", "at", "wanted", "measured", "verdict")
 HEADINGS = ("to reach", "at", "wanted", "measured", "")

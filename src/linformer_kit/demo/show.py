@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ..drawing import BLUE, VERMILION
+from ..plots.style import BLUE, VERMILION
 from .files import SPLITS, Found
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .multihead_linformer import MultiHeadLayer, can_be_taken_apart, linear_into, softmax_attention
+from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
 from .options_linformer import checked_options, positive_integer
 from .projection_linformer import DenseProjection, Projection, is_number, real_tokens_first, scaled
 from .validation_linformer import boolean_mask, check_features, computed_dtype
@@ -274,13 +274,13 @@ class LinformerAttention(MultiHeadLayer):
 
     def _key_order(self, projection: Projection, length: int) -> KeyOrder:
         costs = key_costs(projection, planned(length), self.embed_dim, self.num_kv_heads * self.head_dim)
-        if not (can_be_taken_apart(self.key) and can_be_taken_apart(self.value)):
+        if not (is_plain_linear(self.key) and is_plain_linear(self.value)):
             return "sequence first"
         return cheapest(costs)
 
     def _query_order(self, queries: int, rows: int) -> QueryOrder:
         costs = query_costs(planned(queries), planned(rows), self.embed_dim, self.num_heads, self.head_dim)
-        if not (can_be_taken_apart(self.query) and can_be_taken_apart(self.output)):
+        if not (is_plain_linear(self.query) and is_plain_linear(self.output)):
             return "per head"
         return cheapest(costs)
 

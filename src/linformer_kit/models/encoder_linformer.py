@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention_linformer import LinformerAttention
-from .multihead_linformer import can_be_taken_apart, linear_into
+from .multihead_linformer import is_plain_linear, linear_into
 from .options_linformer import boolean, checked_options, choice, positive_integer, probability
 from .projection_linformer import Projection, make_projection
 from .validation_linformer import boolean_mask, check_features, computed_dtype
@@ -24,7 +24,7 @@ def feed_forward(x_BNC: Tensor, inner: nn.Linear, activation: Callable[[Tensor],
     """`activation(X W_1 + b_1) W_2 + b_2`."""
     rows_XC = x_BNC.flatten(0, -2)
     in_one = torch.is_grad_enabled() or torch.compiler.is_compiling() or rows_XC.shape[0] <= ROWS
-    if in_one or not (can_be_taken_apart(inner) and can_be_taken_apart(outer)):
+    if in_one or not (is_plain_linear(inner) and is_plain_linear(outer)):
         return outer(activation(inner(x_BNC)))
     output_XC = x_BNC.new_empty(rows_XC.shape[0], outer.out_features, dtype=computed_dtype(outer.weight))
     for first in range(0, rows_XC.shape[0], ROWS):

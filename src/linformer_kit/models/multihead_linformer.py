@@ -33,7 +33,7 @@ def softmax_attention(
     return F.dropout(weights, dropout) @ values, weights if need_weights else None
 
 
-def can_be_taken_apart(linear: nn.Module) -> bool:
+def is_plain_linear(linear: nn.Module) -> bool:
     """Whether `weight` and `bias` are the whole truth, so that they may be used without calling the layer.
 
     Not so for adapters, which wrap the layer, nor for pruning, weight norm, offloading or anything else that hooks into the call.
@@ -44,7 +44,7 @@ def can_be_taken_apart(linear: nn.Module) -> bool:
 
 def linear_into(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
     """`linear(x)` in `out` (..., features), a contiguous block of rows: written there at once where nothing forbids it."""
-    if not can_be_taken_apart(linear) or not x.dtype == linear.weight.dtype == out.dtype:
+    if not is_plain_linear(linear) or not x.dtype == linear.weight.dtype == out.dtype:
         return out.copy_(linear(x))
     rows, places, weight = x.flatten(0, -2), out.view(-1, out.shape[-1]), linear.weight.t()
     if linear.bias is None:
@@ -167,7 +167,7 @@ class MultiHeadLayer(nn.Module):
         per_head = (self.num_kv_heads, self.head_dim)
         if rows_BMKC.shape[1] == 1:
             return linear(rows_BMKC[:, 0]).unflatten(-1, per_head).transpose(1, 2)
-        if can_be_taken_apart(linear):
+        if is_plain_linear(linear):
             weight_GDC, bias = linear.weight.unflatten(0, per_head), linear.bias
             features_BGKD = torch.einsum("bgkc,gdc->bgkd", rows_BMKC, weight_GDC)
             return (

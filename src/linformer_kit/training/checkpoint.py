@@ -213,7 +213,7 @@ def bytes_tensor(text: str) -> torch.Tensor:
 
 
 @contextmanager
-def chance_untouched() -> Iterator[None]:
+def preserve_rng_state() -> Iterator[None]:
     """What is drawn inside does not change what is drawn afterwards."""
     state = random_state()
     try:

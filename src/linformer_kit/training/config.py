@@ -18,8 +18,7 @@ import yaml
 
 from ..errors import UserError
 from ..models.options_linformer import nearest_of
-from ..plain_yaml import parse_yaml, read_yaml
-from ..typed import (
+from ..schema import (
     AT_LEAST_1,
     NOT_NEGATIVE,
     POSITIVE,
@@ -31,6 +30,7 @@ from ..typed import (
     key_of,
     unknown_key,
 )
+from ..yaml_loader import parse_yaml, read_yaml
 
 if TYPE_CHECKING:
     from ..models.configuration_linformer import LinformerConfig

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_type_hints
 import yaml
 
 from ..models.configuration_linformer import LinformerConfig
-from ..typed import allowed, bare, join, key_of
+from ..schema import allowed, bare, join, key_of
 from .config import DERIVED, Columns, DataConfig, RunConfig, TokenizerConfig, TrainingConfig
 
 PAGE_BEGIN = """<!-- written by `make docs` from config.py and config_page.py in src/linformer_kit/training: change it there -->

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .checkpoint import chance_untouched
+from .checkpoint import preserve_rng_state
 
 # weights, gradients and the two moments of AdamW
 TENSORS_PER_PARAMETER = 4
@@ -31,7 +31,7 @@ def estimate(
     checkpointing: bool = False,
 ) -> Estimate:
     """Memory by the longest batch, time by a typical one. The model and the generators stay as they are."""
-    with chance_untouched():
+    with preserve_rng_state():
         trial = copy.deepcopy(model).train()
         if checkpointing:
             trial.gradient_checkpointing_enable()

@@ -22,10 +22,10 @@ from rich.table import Column, Table
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..errors import UserError
+from ..plots.curves import draw_lengths
 from . import listops
 from .batches import lengths_of
 from .config import RunConfig
-from .curves import draw_lengths
 from .data import Rows, all_texts, is_language_model, read_splits, readable, wanted_columns
 from .labels import has_no_labels, label_names
 from .model import max_length

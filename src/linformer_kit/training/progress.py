@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .curves import draw_curves
+from ..plots.curves import draw_curves
 from .metrics import own_metrics
 from .run import RunFolder, write_text
 

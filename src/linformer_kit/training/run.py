@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import UserError
-from ..plain_yaml import parse_yaml
+from ..yaml_loader import parse_yaml
 from .checkpoint import checkpoints_in
 from .config import CONFIG_NAME, RunConfig, from_tree, to_tree, to_yaml
 

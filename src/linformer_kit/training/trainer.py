@@ -21,8 +21,8 @@ from ..process_memory import release_free_memory
 from .batches import IGNORED, Examples, InBuckets
 from .checkpoint import (
     PREFIX,
-    chance_untouched,
     load_optimizer,
+    preserve_rng_state,
     random_state,
     remove_old,
     save_optimizer,
@@ -165,7 +165,7 @@ class LinformerTrainer(Trainer):
     # evaluation
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        with chance_untouched():
+        with preserve_rng_state():
             return super().evaluate(*args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):

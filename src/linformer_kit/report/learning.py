@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import drawing
-from ..drawing import GREY, PALETTE, plain_label
 from ..errors import UserError
 from ..models.options_linformer import SHARINGS
-from ..training.curves import curves
+from ..plots import style
+from ..plots.curves import curves
+from ..plots.style import GREY, PALETTE, plain_label
 from ..training.run import RunFolder
-from .given import Run
-from .settings import settings_of
+from .inputs import Run
+from .run_settings import settings_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +93,7 @@ def draw_quality(runs: Sequence[Run]) -> "Figure":
         raise UserError(
             "none of the runs shortens anything, so there is no K to compare; give runs with a projection, too"
         )
-    figure, (axes,) = drawing.new_figure(1, 1, width=6.5, height=4.2)
+    figure, (axes,) = style.new_figure(1, 1, width=6.5, height=4.2)
     for place, (name, points) in enumerate(series.items()):
         colour, marker = PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
         if None in points:
@@ -101,7 +101,7 @@ def draw_quality(runs: Sequence[Run]) -> "Figure":
         else:
             draw_series(axes, name, points, colour, marker)
     lengths = sorted({length for points in series.values() for length in points if length is not None})
-    drawing.over_length(axes, "", lengths)
+    style.over_length(axes, "", lengths)
     axes.set(xlabel="slots per block" if task_of(runs) == "causal-lm" else "projected length K", ylabel=words)
     name_series(figure, axes)
     tell_seeds(figure, series)
@@ -143,7 +143,7 @@ def draw_sharing(runs: Sequence[Run]) -> "Figure":
         raise UserError(
             "none of the runs has matrices to share; give runs with projection linear, dynamic, conv or random"
         )
-    figure, (axes,) = drawing.new_figure(1, 1, width=6.5, height=4.2)
+    figure, (axes,) = style.new_figure(1, 1, width=6.5, height=4.2)
     width = 0.8 / len(with_bars)
     for index, (name, points) in enumerate(with_bars.items()):
         shift = (index - (len(with_bars) - 1) / 2) * width
@@ -153,7 +153,7 @@ def draw_sharing(runs: Sequence[Run]) -> "Figure":
             draw_reference(axes, name, points[None])
     axes.set_xticks(range(len(modes)), modes)
     axes.set(xlabel="sharing of E and F", ylabel=words)
-    drawing.calm(axes)
+    style.calm(axes)
     axes.grid(False, axis="x")
     axes.margins(y=0.1)
     name_series(figure, axes)
@@ -180,14 +180,14 @@ def draw_bars(axes: "Axes", name: str, bars: list[tuple[float, Seeds]], width: f
 def name_series(figure: "Figure", axes: "Axes") -> None:
     """A legend above the panel, which lines or bars fill."""
     handles, labels = axes.get_legend_handles_labels()
-    drawing.growing_legend(figure, dict(zip(labels, handles, strict=True)), fontsize=11)
+    style.growing_legend(figure, dict(zip(labels, handles, strict=True)), fontsize=11)
 
 
 def tell_seeds(figure: "Figure", series: Mapping[str, Mapping[Any, Seeds]]) -> None:
     counts = sorted({len(seeds.values) for points in series.values() for seeds in points.values()})
     if counts[-1] > 1:
         how_many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        drawing.footnote(figure, f"Mean of {how_many} seeds each; the whiskers reach from the lowest to the highest.")
+        style.footnote(figure, f"Mean of {how_many} seeds each; the whiskers reach from the lowest to the highest.")
 
 
 # the metric of each run

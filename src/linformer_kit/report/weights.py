@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import drawing
-from ..drawing import PALETTE
 from ..errors import UserError
 from ..models.auto_linformer import MODELS
 from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerModel
 from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from ..models.projection_linformer import DynamicProjection, LinearProjection, MeanProjection, Projection
+from ..plots import style
+from ..plots.style import PALETTE
 from .texts import read_text
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def draw_heads(model: Loaded, text: str | None) -> "Figure":
     width = max(5.0, min(9.5, 1.6 + 2.2 * heads))
     height = max(1.1, min(INCHES_PER_LABEL * min(len(tokens.labels), MOST_LABELS), TALLEST / count))
     # beside the panels themselves, titles, numbers and footnote need room
-    figure, grid = drawing.new_figure(count, heads, width=width, height=height + 0.12 + 0.9 / count)
+    figure, grid = style.new_figure(count, heads, width=width, height=height + 0.12 + 0.9 / count)
     lowest, highest = min(float(weights.min()) for weights in layers), max(float(weights.max()) for weights in layers)
     scale = PowerNorm(0.5, lowest, highest)  # one for all, in which a single weight near 1 does not blacken the others
     for place, axes in enumerate(grid):
@@ -193,7 +193,7 @@ def draw_heads(model: Loaded, text: str | None) -> "Figure":
     )
     bar.outline.set_visible(False)
     said = f"{what_columns_are(model, tokens, layers[0])} Text: “{beginning_of(text)}”."
-    drawing.footnote(figure, textwrap.fill(said, int(13 * width)))
+    style.footnote(figure, textwrap.fill(said, int(13 * width)))
     return figure
 
 
@@ -257,7 +257,7 @@ def draw_slots(model: Loaded, text: str | None) -> "Figure":
     # of many layers fewer slots each
     most = min(MOST_SLOTS, max(8, int((TALLEST_SLOTS / rows - 0.8) / INCHES_PER_SLOT)))
     height = INCHES_PER_SLOT * min(most, max(E.shape[-1] for _, E in panels)) + 0.8 + 0.3 / rows
-    figure, grid = drawing.new_figure(rows, columns, width=6.0 if columns == 1 else 9.5, height=max(2.0, height))
+    figure, grid = style.new_figure(rows, columns, width=6.0 if columns == 1 else 9.5, height=max(2.0, height))
     places = [(title, E, head) for title, E in panels for head in range(min(columns, E.shape[1]) if per_head else 1)]
     for axes, (title, E_NGK, head) in zip(grid, places, strict=False):
         named = f"{title}, head {head + 1}" if per_head else title
@@ -268,7 +268,7 @@ def draw_slots(model: Loaded, text: str | None) -> "Figure":
         if place % columns == 0:
             axes.set_ylabel("slot")
         axes.set_xlabel("position in the block" if model.stack.config.is_decoder else "position")
-    drawing.footnote(figure, what_curves_are(model, panels[0][1].shape[1]))
+    style.footnote(figure, what_curves_are(model, panels[0][1].shape[1]))
     return figure
 
 

@@ -3,9 +3,9 @@
 import csv
 from pathlib import Path
 
+from ..csv_tables import Row
 from ..errors import UserError
 from .measure import MEASURED
-from .table import Row
 
 # what a point is
 KEYS = ("subject", "step", "implementation", "length", "projected_length", "batch")

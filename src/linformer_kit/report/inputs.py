@@ -79,7 +79,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 def read_table(path: Path) -> list[Row]:
     """The rows of a table of `linformer compare`."""
-    from ..bench.points import read_points
+    from ..bench.result_table import read_points
 
     try:
         rows = read_points(path)

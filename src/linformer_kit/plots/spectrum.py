@@ -12,10 +12,10 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ..bench.table import Row, read_rows
-from ..drawing import GREY, PALETTE, calm, footnote, legend, new_figure
+from ..analysis.singular_values import KEPT, Curves, quarter
+from ..csv_tables import Row, read_rows
 from ..errors import UserError
-from .spectrum_math import KEPT, Curves, quarter
+from .style import GREY, PALETTE, calm, footnote, legend, new_figure
 
 # the tables of a spectrum, in its folder
 CURVES, RANKS, LAYERS = "spectrum.csv", "ranks.csv", "layers.csv"

@@ -15,7 +15,7 @@ from .measure import OUT_OF_MEMORY, OVER_TIME_LIMIT, is_out_of_memory
 PLAIN_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
-class Ended(Exception):
+class WorkerFailed(Exception):
     """The process ended without an answer; `status` says why."""
 
     def __init__(self, status: str):
@@ -24,7 +24,7 @@ class Ended(Exception):
 
 
 def ask(module: str, question: Any, seconds: float | None = None) -> Any:
-    """What `python -m MODULE JSON` answers, as JSON; raises `Ended` if memory or time ran out."""
+    """What `python -m MODULE JSON` answers, as JSON; raises `WorkerFailed` if memory or time ran out."""
     release_free_memory()  # what this process holds (`hold_memory`) the other one could not have
     command = [sys.executable, "-m", module, json.dumps(question)]
     try:
@@ -32,9 +32,9 @@ def ask(module: str, question: Any, seconds: float | None = None) -> Any:
             command, capture_output=True, text=True, env={**os.environ, **PLAIN_ALLOCATION}, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        raise Ended(OVER_TIME_LIMIT) from None
+        raise WorkerFailed(OVER_TIME_LIMIT) from None
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     if done.returncode == -signal.SIGKILL or is_out_of_memory(RuntimeError(done.stderr)):
-        raise Ended(OUT_OF_MEMORY)
+        raise WorkerFailed(OUT_OF_MEMORY)
     raise RuntimeError(f"{module} failed at {question}:\n{done.stderr}")

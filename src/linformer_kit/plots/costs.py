@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .. import drawing
 from ..bench.measure import OK, fit_exponent
-from ..drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look, Points
 from ..errors import UserError
-from .given import Row, number
+from ..report.inputs import Row, number
+from . import style
+from .style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look, Points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,14 +81,14 @@ def draw_costs(tables: Mapping[str, list[Row]]) -> "Figure":
     rows = -(-len(panels) // columns)
     # a legend below each panel: beside them there is no room, and within it would hide the lines
     height = 3.3 + 0.16 * -(-max(len(panel.lines) for panel in panels) // 2)
-    figure, all_axes = drawing.new_figure(rows, columns, width=9.5 if columns == 2 else 6.0, height=height)
+    figure, all_axes = style.new_figure(rows, columns, width=9.5 if columns == 2 else 6.0, height=height)
     for axes, panel in zip(all_axes, panels, strict=False):
         draw_panel(axes, panel, looks)
     for axes in all_axes[len(panels) :]:
         axes.remove()
     # nearer, a title would seem to belong to the legend above it
     figure.get_layout_engine().set(h_pad=0.13)  # type: ignore[union-attr, call-arg]
-    drawing.footnote(figure, textwrap.fill(facts([row for rows in tables.values() for row in rows]), 63 * columns))
+    style.footnote(figure, textwrap.fill(facts([row for rows in tables.values() for row in rows]), 63 * columns))
     return figure
 
 
@@ -104,7 +104,7 @@ def draw_panel(axes: "Axes", panel: Panel, looks: Mapping[Line, Look]) -> None:
 
     named = {line.name + growth(points): points for line, points in panel.lines.items()}
     look_of_name = {name: looks[line] for name, line in zip(named, panel.lines, strict=True)}
-    drawing.cost_lines(axes, panel.title, named, look_of_name, panel.unit)
+    style.cost_lines(axes, panel.title, named, look_of_name, panel.unit)
     # in inches from the corner: below the words of the axis, however high the panel is
     below = axes.transAxes + ScaledTranslation(-0.75, -0.5, axes.figure.dpi_scale_trans)
     axes.legend(

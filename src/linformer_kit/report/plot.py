@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..drawing import save
 from ..errors import UserError
-from .given import Given, read_given
+from ..plots.style import save
+from .inputs import Given, read_given
 from .output import check_output
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def draw_spectra(folders: list[Path]) -> "dict[str, Figure]":
         raise UserError(f"{len(folders)} spectra were given, whose pictures have the same names; give one at a time")
     if not folders:
         return {}
-    from .spectrum_pictures import draw_spectrum
+    from ..plots.spectrum import draw_spectrum
 
     return draw_spectrum(folders[0])
 
@@ -94,7 +94,7 @@ def check_kinds(given: Given, what: str) -> None:
 def figure_of(what: str, given: Given, text: str | None) -> "Figure":
     """One picture."""
     if what == "costs":
-        from .costs import draw_costs
+        from ..plots.costs import draw_costs
 
         return draw_costs(given.tables)
     if what == "paper-table":

@@ -8,15 +8,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..bench.table import as_text, write_rows
-from ..drawing import save
+from ..csv_tables import as_text, write_rows
 from ..errors import UserError
 from ..files import write_atomically
-from .output import check_output
-from .spectrum_inputs import Encoder, attention_on, cut_pieces, load_encoder
-from .spectrum_math import KEPT, Curves, curves_of, is_causal, needed, points_to_show, quarter, suggested
-from .spectrum_pictures import CURVES, LAYERS, RANKS, draw_spectrum, what_was_measured
-from .texts import read_text
+from ..plots.spectrum import CURVES, LAYERS, RANKS, draw_spectrum, what_was_measured
+from ..plots.style import save
+from ..report.output import check_output
+from ..report.texts import read_text
+from .attention_weights import Encoder, attention_on, cut_pieces, load_encoder
+from .singular_values import KEPT, Curves, curves_of, is_causal, needed, points_to_show, quarter, suggested
 
 PICTURES = (".png", ".svg")
 

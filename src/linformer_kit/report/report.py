@@ -10,10 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__, drawing
+from .. import __version__
 from ..errors import UserError
 from ..files import write_atomically
-from .given import Given, Row, Run, number, read_given, read_json
+from ..formatting import format_duration, format_size
+from ..plots import style
+from .inputs import Given, Row, Run, number, read_given, read_json
 from .output import check_output
 
 if TYPE_CHECKING:  # runs and tables each need packages that the other does without
@@ -165,7 +167,7 @@ def wall_clock(seconds: float) -> str:
     ('17.7 s', '4 min 47 s', '2 h 2 min')
     """
     if seconds < 60:
-        return drawing.duration(seconds)
+        return format_duration(seconds)
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
@@ -200,7 +202,7 @@ def what_was_run(runs: Sequence[Run]) -> Table:
 
 def description(run: Run) -> dict[str, Cell]:
     """Task, sizes, attention, data, length of the training."""
-    from .settings import model_of
+    from .run_settings import model_of
 
     model, task, training, data = model_of(run), run.config.task, run.config.training, run.config.data
     attention = attention_of(model, task)
@@ -244,7 +246,7 @@ def what_came_of_it(runs: Sequence[Run]) -> Table:
         row |= {heading: NOTHING for other in rows for heading in other if heading not in row}
         seen = run.result.get("tokens") or max((line.get("tokens", 0) for line in run.metrics), default=None)
         row |= {"tokens": cell(seen), "wall-clock": cell(run.result.get("seconds"), wall_clock)}
-        row["peak memory"] = cell(run.result.get("peak_mib"), drawing.size)
+        row["peak memory"] = cell(run.result.get("peak_mib"), format_size)
     note = (
         "Validation metrics are those of the best checkpoint, or of the last evaluation where a run is not finished. "
     )
@@ -288,7 +290,7 @@ def signatures(runs: Sequence[Run]) -> list[str]:
 
 def differences(runs: Sequence[Run]) -> Table:
     """The settings in which the runs differ, one column for each, defaults filled in."""
-    from .settings import settings_of
+    from .run_settings import settings_of
 
     settings = [settings_of(run) for run in runs]
     keys = dict.fromkeys(key for each in settings for key in each)
@@ -323,7 +325,7 @@ def pictures(given: Given) -> list[Picture]:
 
 def pictures_of_task(task: str, runs: list[Run], of: str) -> list[Picture]:
     """The curves of runs of one task, and quality and sharings if the finished ones differ in these."""
-    from .settings import model_of
+    from .run_settings import model_of
 
     begun, finished = [run for run in runs if run.metrics], [run for run in runs if is_finished(run)]
     found = [drawn("learning", Given(runs=begun), of)] if begun else []
@@ -344,7 +346,7 @@ def drawn(what: str, given: Given, of: str) -> Picture:
 
 
 def picture(name: str, figure: "Figure") -> Picture:
-    url = f"data:image/svg+xml;base64,{base64.b64encode(drawing.as_svg(figure)).decode()}"
+    url = f"data:image/svg+xml;base64,{base64.b64encode(style.as_svg(figure)).decode()}"
     return Picture(name, alternative(figure), url)
 
 
@@ -374,7 +376,7 @@ class SpectrumOfModel:
 
 
 def spectrum_of(name: str, folder: Path) -> SpectrumOfModel:
-    from .spectrum_pictures import draw_spectrum, read_layers
+    from ..plots.spectrum import draw_spectrum, read_layers
 
     layers, said = read_layers(folder)
     figures = [picture(what, figure) for what, figure in draw_spectrum(folder).items()]
@@ -402,7 +404,7 @@ def measurements(name: str, rows: list[Row]) -> Table:
 
 def machines(name: str, rows: list[Row]) -> Table:
     """Machine, versions and dates, each combination once, with what was measured there."""
-    from ..bench.points import FACTS
+    from ..bench.result_table import FACTS
 
     facts = [fact for fact in FACTS if fact not in SIZES or fact == "device"]
     combinations: dict[tuple[str, ...], list[str]] = {}
@@ -435,10 +437,10 @@ def numbers_of(row: Row, full: Row | None, varying: list[str]) -> dict[str, Cell
         "batch": cell(number_or_text(row["batch"])),
         **{in_words(fact): cell(number_or_text(row[fact])) for fact in varying},
         "status": Cell(row["status"] or "–", missing=not row["status"], bad=not is_ok),
-        "time": cell(measured(row, "seconds_median"), drawing.duration),
+        "time": cell(measured(row, "seconds_median"), format_duration),
         "full ÷ this (time)": cell(ratio(full, row, "seconds_median"), as_ratio),
-        "fastest": cell(measured(row, "seconds_fastest"), drawing.duration),
-        "slowest": cell(measured(row, "seconds_slowest"), drawing.duration),
+        "fastest": cell(measured(row, "seconds_fastest"), format_duration),
+        "slowest": cell(measured(row, "seconds_slowest"), format_duration),
         "rounds": cell(number_or_text(row["rounds"])),
         "peak memory": peak_memory(row),
         "full ÷ this (memory)": cell(ratio(full, row, "peak_mib"), as_ratio),
@@ -451,7 +453,7 @@ def peak_memory(row: Row) -> Cell:
     peak = measured(row, "peak_mib")
     if peak is None and row["memory_status"] not in ("", "ok"):
         return Cell(row["memory_status"], missing=True, bad=True)
-    return cell(peak, drawing.size)
+    return cell(peak, format_size)
 
 
 def measured(row: Row, column: str) -> float | None:

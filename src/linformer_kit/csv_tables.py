@@ -5,8 +5,8 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ..errors import UserError
-from ..files import write_atomically
+from .errors import UserError
+from .files import write_atomically
 
 Row = dict[str, str]
 

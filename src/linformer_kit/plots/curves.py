@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..drawing import GREY, PALETTE, calm, growing_legend, legend, new_figure, plain_label, save
+from .style import GREY, PALETTE, calm, growing_legend, legend, new_figure, plain_label, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

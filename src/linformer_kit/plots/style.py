@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from .errors import UserError
-from .files import write_atomically
+from ..errors import UserError
+from ..files import write_atomically
+from ..formatting import format_duration, format_number, format_size
 
 if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing, or late
     from matplotlib.artist import Artist
@@ -66,32 +67,6 @@ def plain_label(name: str) -> str:
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
-def short_number(value: float) -> str:
-    """
-    >>> [short_number(value) for value in (512, 4096, 0.25, 20, 1500)]
-    ['512', '4k', '0.25', '20', '1,500']
-    """
-    if value >= 1024 and value % 1024 == 0:
-        return f"{value / 1024:.0f}k"
-    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(0.002), duration(0.25), duration(40)
-    ('2 ms', '250 ms', '40 s')
-    """
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
-
-
-def size(mib: float) -> str:
-    """
-    >>> size(20), size(4096)
-    ('20 MiB', '4 GiB')
-    """
-    return f"{mib / 1024:.3g} GiB" if mib >= 1024 else f"{mib:.3g} MiB"
-
-
 def over_length(axes: "Axes", title: str, lengths: Sequence[float]) -> None:
     """Title, grid and an axis of lengths."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -101,7 +76,7 @@ def over_length(axes: "Axes", title: str, lengths: Sequence[float]) -> None:
     step = max(1, -(-len(lengths) // 8))  # more labels would run into each other
     axes.xaxis.set_major_locator(FixedLocator(list(lengths[::-step])))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     axes.set_xlabel("length N")
     calm(axes)
 
@@ -122,7 +97,9 @@ def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Map
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(4) if unit == "memory" else LogLocator(10, subs=(1, 3)))
     axes.yaxis.set_minor_locator(NullLocator())
-    in_unit = {"time": duration, "memory": size, "rate": lambda value: f"{short_number(value)} / s"}[unit]
+    in_unit = {"time": format_duration, "memory": format_size, "rate": lambda value: f"{format_number(value)} / s"}[
+        unit
+    ]
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_unit(value)))
 
 

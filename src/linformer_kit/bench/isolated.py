@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from .alone import Ended, ask
-from .contenders import Point, call_of, check, small_of
+from .implementations import Point, call_of, check, small_of
 from .measure import FAILED, OK, OVER_TIME_LIMIT, WRONG, is_out_of_memory, limit_memory, peak_memory
 from .peers import WrongImplementation
+from .subprocess_call import WorkerFailed, ask
 
 # a check and the imports take a while whatever the point
 START_SECONDS = 120.0
@@ -36,7 +36,7 @@ def solo(point: Point, time_limit: float) -> Solo:
     """Measure a point in a process of its own; a call may take `time_limit` seconds."""
     try:
         return Solo(**ask(__name__, {"point": asdict(point), "time_limit": time_limit}, START_SECONDS + 3 * time_limit))
-    except Ended as end:
+    except WorkerFailed as end:
         return Solo(end.status)
     except RuntimeError as error:  # the process crashed
         return Solo(FAILED, note=str(error).strip().splitlines()[-1][:200])

@@ -75,7 +75,7 @@ Build = Callable[[Point], nn.Module]
 
 
 @dataclass(frozen=True)
-class Contender:
+class Implementation:
     """An implementation: the package it comes from, whether it has a K, and how each subject is built."""
 
     package: str
@@ -307,17 +307,19 @@ OURS = "linformer-kit"
 OURS_NONE = "linformer-kit-none"
 BERT_EAGER = "bert-eager"
 KIT, TRANSFORMERS = "linformer-kit", "transformers"
-CONTENDERS: dict[str, Contender] = {
-    OURS: Contender(KIT, True, {"layer": our_layer, "encoder": twin_encoder, "encoder-decoder": our_encoder_decoder}),
-    OURS_NONE: Contender(
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    OURS: Implementation(
+        KIT, True, {"layer": our_layer, "encoder": twin_encoder, "encoder-decoder": our_encoder_decoder}
+    ),
+    OURS_NONE: Implementation(
         KIT, False, {"layer": unprojected_layer, "encoder": twin_encoder, "encoder-decoder": our_encoder_decoder}
     ),
-    peers.LINFORMER: Contender(
+    peers.LINFORMER: Implementation(
         peers.LINFORMER,
         True,
         {"layer": lambda point: peers.linformer_layer(our_layer(point)), "encoder": linformer_encoder},
     ),
-    peers.LINFORMER_PYTORCH: Contender(
+    peers.LINFORMER_PYTORCH: Implementation(
         peers.LINFORMER_PYTORCH,
         True,
         {
@@ -326,15 +328,15 @@ CONTENDERS: dict[str, Contender] = {
             "encoder-decoder": LinformerPytorchEncoderDecoder,
         },
     ),
-    "bert": Contender(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.bert)}),
-    BERT_EAGER: Contender(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.bert, attention="eager")}),
-    "modern-bert": Contender(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.modern_bert)}),
-    "longformer": Contender(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.longformer)}),
-    "big-bird": Contender(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.big_bird)}),
-    "nystromformer": Contender(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.nystromformer)}),
-    "fnet": Contender(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.fnet)}),
-    "led": Contender(TRANSFORMERS, False, {"encoder-decoder": led}),
-    "long-t5": Contender(TRANSFORMERS, False, {"encoder-decoder": long_t5}),
+    "bert": Implementation(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.bert)}),
+    BERT_EAGER: Implementation(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.bert, attention="eager")}),
+    "modern-bert": Implementation(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.modern_bert)}),
+    "longformer": Implementation(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.longformer)}),
+    "big-bird": Implementation(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.big_bird)}),
+    "nystromformer": Implementation(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.nystromformer)}),
+    "fnet": Implementation(TRANSFORMERS, False, {"encoder": of_transformers(peer_models.fnet)}),
+    "led": Implementation(TRANSFORMERS, False, {"encoder-decoder": led}),
+    "long-t5": Implementation(TRANSFORMERS, False, {"encoder-decoder": long_t5}),
 }
 CHECKS: dict[Subject, Callable[[Point], None]] = {
     "layer": check_layer,
@@ -346,7 +348,7 @@ MODES: dict[Step, Mode] = {"forward": "forward", "training": "forward+backward"}
 
 def build(point: Point) -> nn.Module:
     """The subject of a point, as its implementation makes it."""
-    return CONTENDERS[point.implementation].builds[point.subject](point)
+    return IMPLEMENTATIONS[point.implementation].builds[point.subject](point)
 
 
 def check(point: Point) -> None:
@@ -405,6 +407,6 @@ def make_encoder_decoder_call(model: Any, source_BN: Tensor, target_BT: Tensor, 
 def version_of(implementation: str) -> str | None:
     """The version of its package; None if that is not installed."""
     try:
-        return metadata.version(CONTENDERS[implementation].package)
+        return metadata.version(IMPLEMENTATIONS[implementation].package)
     except metadata.PackageNotFoundError:
         return None

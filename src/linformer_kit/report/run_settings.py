@@ -7,7 +7,7 @@ from ..errors import UserError
 from ..models.configuration_linformer import LinformerConfig
 from ..training.config import DERIVED, model_settings, to_tree
 from ..training.run import FREE, RunFolder, leaves
-from .given import Run, read_json
+from .inputs import Run, read_json
 
 
 def model_of(run: Run) -> dict[str, Any]:

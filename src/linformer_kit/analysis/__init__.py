@@ -1,0 +1,1 @@
+"""What a trained model does inside: the spectrum of its attention."""

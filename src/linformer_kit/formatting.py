@@ -1,0 +1,58 @@
+"""Numbers the way people read them."""
+
+import math
+
+
+def format_number(value: float) -> str:
+    """Multiples of 1,024 as `4k`, other numbers with three digits.
+
+    >>> [format_number(value) for value in (512, 4096, 0.25, 20, 1500)]
+    ['512', '4k', '0.25', '20', '1,500']
+    """
+    if value >= 1024 and value % 1024 == 0:
+        return f"{value / 1024:.0f}k"
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """
+    >>> [format_duration(seconds) for seconds in (0.002, 0.25, 40, 300, 286.7, 7325)]
+    ['2 ms', '250 ms', '40 s', '5 min', '4 min 47 s', '2 h 2 min']
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_size(mib: float) -> str:
+    """
+    >>> format_size(20), format_size(4096)
+    ('20 MiB', '4 GiB')
+    """
+    return f"{mib / 1024:.3g} GiB" if mib >= 1024 else f"{mib:.3g} MiB"
+
+
+def format_ratio(value: float) -> str:
+    """
+    >>> format_ratio(0.0123), format_ratio(1), format_ratio(31.4)
+    ('0.012×', '1.00×', '31.4×')
+    """
+    return f"{value:.2g}×" if value < 0.1 else f"{value:.2f}×" if value < 10 else f"{value:,.1f}×"
+
+
+def format_value(value: float) -> str:
+    """Integers in full, other numbers with four digits.
+
+    >>> [format_value(value) for value in (4096, 0.98214, 10044.6, float("inf"))]
+    ['4,096', '0.9821', '10,045', '∞']
+    """
+    if isinstance(value, int):
+        return f"{value:,}"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
