@@ -72,7 +72,7 @@ def draw(benchmark: Any) -> Figure:
         lines = {name: seconds_per_example(backend=backend, mode=mode, name=name) for name in looks}
         style.cost_lines(axes, f"{BACKENDS[backend]}: {mode}", lines, looks, "time")
     drawn = [axes for axes in panels if axes.lines]
-    if drawn:  # a run that was stopped early leaves panels empty
+    if drawn:  # a run that was stopped early flatten_keys panels empty
         lowest, highest = (choose(axes.get_ylim()[end] for axes in drawn) for end, choose in ((0, min), (1, max)))
         for axes in drawn:
             axes.set_ylim(lowest, highest)

@@ -47,16 +47,16 @@ from linformer_kit.csv_tables import Row, Table
 from linformer_kit.errors import UserError
 from linformer_kit.files import write_atomically
 from linformer_kit.models.configuration_linformer import LinformerConfig
-from linformer_kit.training.config import DERIVED, load_config, to_tree, told_model
+from linformer_kit.training.config import DERIVED_FIELDS, config_to_dict, load_config, resolve_model_config
 from linformer_kit.training.progress import read_metrics
-from linformer_kit.training.run import FREE, RunFolder, leaves
+from linformer_kit.training.run import CHANGEABLE_KEYS, RunFolder, flatten_keys
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 LINFORMER, MEMORY = ("-m", "linformer_kit.cli"), ROOT / "benchmarks" / "learning_memory.py"
 CURVE_KEYS, CURVE_VALUES = ("variant", "seed", "step"), ("tokens", "loss", "metric")
 # what does not change what is learnt, or is told in a column of its own
-NOT_SETTINGS = FREE | {"seed", "data.path", "data.name", "data.revision"}
+NOT_SETTINGS = CHANGEABLE_KEYS | {"seed", "data.path", "data.name", "data.revision"}
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Job:
     def fingerprint(self) -> str:
         """Changes with any setting that changes what is learnt; the model counts as it is built, defaults filled in."""
         config = load_config(self.table.config, [*self.from_start, *self.overrides])
-        model = told_model(config.model).to_dict()
-        tree = to_tree(config) | {
-            "model": {name: model[name] for name in LinformerConfig.__annotations__ if name not in DERIVED}
+        model = resolve_model_config(config.model).to_dict()
+        tree = config_to_dict(config) | {
+            "model": {name: model[name] for name in LinformerConfig.__annotations__ if name not in DERIVED_FIELDS}
         }
-        settings = {key: value for key, value in leaves(tree) if key not in NOT_SETTINGS}
+        settings = {key: value for key, value in flatten_keys(tree) if key not in NOT_SETTINGS}
         if self.start is not None:
             settings["start"] = self.start.fingerprint
         if self.table.sentences > 1:

@@ -76,14 +76,14 @@ class TestReference:
     def test_gradients_equal_the_finite_differences_of_the_reference(self, case):
         layer, shared, x, context, mask = case
         inputs = [x] if context is None else [x, context]
-        leaves = [*inputs, *layer.parameters(), *(shared.parameters() if shared is not None else [])]
-        for leaf in leaves:
+        flatten_keys = [*inputs, *layer.parameters(), *(shared.parameters() if shared is not None else [])]
+        for leaf in flatten_keys:
             leaf.requires_grad_()
         seen_from_outside = torch.randn(3, 8, 12)
         gradients = torch.autograd.grad(
-            (layer(x, context, mask=mask, projection=shared) * seen_from_outside).sum(), leaves
+            (layer(x, context, mask=mask, projection=shared) * seen_from_outside).sum(), flatten_keys
         )
-        for leaf, gradient in zip(leaves, gradients, strict=True):
+        for leaf, gradient in zip(flatten_keys, gradients, strict=True):
             direction = torch.randn_like(leaf)
             sides = []
             for sign in (1, -1):
@@ -137,14 +137,14 @@ def test_every_order_of_the_products_agrees(projection, sharing, rescale, data):
     layer, shared = build(projection, sharing, rescale=rescale, **options)
     x, context = torch.randn(2, queries, 12, requires_grad=True), torch.randn(2, length, 12, requires_grad=True)
     mask = torch.rand(2, length) > 0.3
-    leaves = [x, context, *layer.parameters(), *(shared.parameters() if shared is not None else [])]
+    flatten_keys = [x, context, *layer.parameters(), *(shared.parameters() if shared is not None else [])]
     results = []
     for keys, queries in product(("sequence first", "features first"), ("per head", "folded")):
         with orders(keys, queries):
             output, weights = layer(x, context, mask=mask, projection=shared, need_weights=True)
             fused = layer(x, context, mask=mask, projection=shared)
         assert_close(output, fused)
-        results.append((output, weights, *torch.autograd.grad(output.square().sum(), leaves)))
+        results.append((output, weights, *torch.autograd.grad(output.square().sum(), flatten_keys)))
     for other in results[1:]:
         for first, second in zip(results[0], other, strict=True):
             assert_close(first, second, rtol=1e-9, atol=1e-11)

@@ -1,4 +1,4 @@
-"""The demo: the files it finds, how they are split, what it trains, shows and leaves."""
+"""The demo: the files it finds, how they are split, what it trains, shows and flatten_keys."""
 
 import csv
 import gzip
@@ -380,7 +380,7 @@ def test_this_python_has_files_of_many_kinds():
     assert sum(map(len, packages)) == len(set.union(*packages))
 
 
-# what it leaves behind
+# what it flatten_keys behind
 
 
 def test_the_csv_holds_what_was_measured(tiny):

@@ -182,7 +182,7 @@ def test_both_limits_are_excluded_and_all_between_them_is_found(shortest, longes
 def test_operators_and_digits_are_uniform(some):
     counts = Counter(symbol for text, _ in some for symbol in text.split())
     assert counts["]"] == sum(counts[name] for name in OPERATORS)
-    # neither depends on the length, so choosing by length leaves them uniform
+    # neither depends on the length, so choosing by length flatten_keys them uniform
     assert chi_square([counts[name] for name in OPERATORS], [1] * 4) < ONCE_IN_A_MILLION[3]
     assert chi_square([counts[digit] for digit in "0123456789"], [1] * 10) < ONCE_IN_A_MILLION[9]
 

@@ -25,7 +25,7 @@ from linformer_kit.models.modeling_linformer import (
 from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from linformer_kit.plots import style
 from linformer_kit.plots.curves import curves as learning_curves
-from linformer_kit.report.inputs import read_given, short_names
+from linformer_kit.report.inputs import read_inputs, short_names
 from linformer_kit.report.plot import figures
 from linformer_kit.training.config import TokenizerConfig
 from linformer_kit.training.tokenizer import train_tokenizer
@@ -346,7 +346,7 @@ def test_damaged_lines_of_metrics_are_left_out(make_run):
         '{"step": 2, "lo',
     ]
     (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    assert read_given([run]).runs[0].metrics == [{"step": 1, "loss": 2.0}]
+    assert read_inputs([run]).runs[0].metrics == [{"step": 1, "loss": 2.0}]
     assert drawn(figures([run])["learning"].axes[0]) == {"training": [(1, 2.0)]}
 
 
@@ -581,7 +581,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders():
 
 def test_what_is_given_twice_counts_once(tmp_path):
     table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
-    assert list(read_given([table, tmp_path / "." / "points.csv"]).tables) == ["points.csv"]
+    assert list(read_inputs([table, tmp_path / "." / "points.csv"]).tables) == ["points.csv"]
 
 
 # mistakes

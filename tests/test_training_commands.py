@@ -39,7 +39,7 @@ from transformers import AutoTokenizer
 from linformer_kit import __version__
 from linformer_kit.training.batches import masked, with_masked_spans
 from linformer_kit.training.checkpoint import checkpoints_in, damage, step_of
-from linformer_kit.training.config import from_tree, load_config
+from linformer_kit.training.config import config_from_dict, load_config
 from linformer_kit.training.prepare import prepare
 from linformer_kit.training.run import RunFolder
 
@@ -64,7 +64,7 @@ def test_the_folder_of_a_run_holds_everything(trained):
     run = RunFolder(trained.run)
     # everything that was decided, the defaults included, and readable again
     stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    assert from_tree(stored) == load_config(run.config) == load_config(trained.yaml)
+    assert config_from_dict(stored) == load_config(run.config) == load_config(trained.yaml)
     assert stored["training"]["schedule"] == "cosine"
     assert stored["data"]["validation_share"] == 0.05
     environment = read_json(run.environment)

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from linformer_kit.cli import app
-from linformer_kit.training.config import from_tree, load_config, shipped_configs
+from linformer_kit.training.config import config_from_dict, load_config, shipped_configs
 from linformer_kit.training.config_page import model_reference, reference, reference_page
-from linformer_kit.training.run import FREE, leaves
+from linformer_kit.training.run import CHANGEABLE_KEYS, flatten_keys
 from linformer_kit.yaml_loader import parse_yaml
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +43,7 @@ def test_the_page_has_every_key_once():
 @pytest.mark.parametrize("name", list(shipped_configs()))
 def test_every_key_of_a_shipped_configuration_is_in_the_reference(name):
     tree = yaml.safe_load(shipped_configs()[name].read_text(encoding="utf-8"))
-    assert {key for key, _ in leaves(tree)} <= keys()
+    assert {key for key, _ in flatten_keys(tree)} <= keys()
     assert load_config(name).task == tree["task"]
 
 
@@ -65,13 +65,13 @@ def test_the_readme_lists_the_shipped_configurations_and_the_commands():
     ],
 )
 def test_every_yaml_in_the_documents_is_a_configuration(block):
-    assert from_tree(parse_yaml(block, "the document")).task
+    assert config_from_dict(parse_yaml(block, "the document")).task
 
 
 def test_what_may_change_between_sessions_is_listed():
     text = (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8")
     section = text.split("## What may change in between")[1].split("To train longer")[0]
-    assert {name for name in re.findall(r"`([\w.]+)`", section) if name in keys()} == FREE
+    assert {name for name in re.findall(r"`([\w.]+)`", section) if name in keys()} == CHANGEABLE_KEYS
 
 
 @pytest.mark.parametrize(

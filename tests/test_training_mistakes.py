@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 def bad_file(tmp_path, name, content, task="classification", **overrides):
-    """What `linformer train` says of a file; it leaves nothing that could be taken for a model."""
+    """What `linformer train` says of a file; it flatten_keys nothing that could be taken for a model."""
     (tmp_path / name).write_bytes(content)
     said = refused(
         "train", yaml_for(task, tmp_path, **{"data.path": tmp_path / name, "training.steps": 2, **overrides})
@@ -79,7 +79,7 @@ BAD_FILES = {
     "heading.csv": (b"text,label\n", "heading.csv has no rows"),
     "few.jsonl": (
         "".join(JSONL.splitlines(True)[:2]).encode(),
-        "data.validation_share is 0.05: of 2 rows that leaves 2",
+        "data.validation_share is 0.05: of 2 rows that flatten_keys 2",
     ),
 }
 

@@ -29,11 +29,11 @@ from linformer_kit.training.arguments import training_arguments
 from linformer_kit.training.config import (
     RunConfig,
     TokenizerConfig,
+    config_to_dict,
     load_config,
+    resolve_model_config,
     shipped_configs,
-    to_tree,
     to_yaml,
-    told_model,
 )
 from linformer_kit.training.config_page import reference
 from linformer_kit.training.estimate import estimate
@@ -161,15 +161,15 @@ def test_the_stored_configuration_says_everything_and_is_the_same_again(write):
     )
     again = write(to_yaml(config))
     assert again == config
-    assert yaml.safe_load(to_yaml(config)) == to_tree(config)
+    assert yaml.safe_load(to_yaml(config)) == config_to_dict(config)
     assert [key for key, *_ in reference()] == [
-        key for key, _ in leaves(to_tree(dataclasses.replace(config, model=None)))
+        key for key, _ in flatten_keys(config_to_dict(dataclasses.replace(config, model=None)))
     ]
 
 
-def leaves(tree, path=""):
+def flatten_keys(tree, path=""):
     for key, value in tree.items():
-        yield from leaves(value, f"{path}{key}.") if isinstance(value, dict) else [(f"{path}{key}", value)]
+        yield from flatten_keys(value, f"{path}{key}.") if isinstance(value, dict) else [(f"{path}{key}", value)]
 
 
 def test_a_name_that_is_not_shipped_is_answered_with_the_nearest():
@@ -186,7 +186,7 @@ def test_what_is_shipped():
 
 
 def test_the_twin_with_full_attention_has_nothing_to_share_or_to_rescale():
-    twin = told_model({"attention": "full", "projection": "linear", "sharing": "none", "rescale": True})
+    twin = resolve_model_config({"attention": "full", "projection": "linear", "sharing": "none", "rescale": True})
     assert (twin.projection, twin.decoder_attention, twin.sharing, twin.rescale) == ("none", "full", "headwise", False)
 
 

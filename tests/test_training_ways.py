@@ -318,7 +318,7 @@ def test_weights_and_biases_writes_into_the_run(tmp_path):
 )
 @pytest.mark.filterwarnings(
     "ignore:unclosed file:ResourceWarning"
-)  # datasets leaves it to chance when a table is closed
+)  # datasets flatten_keys it to chance when a table is closed
 def test_streaming(tmp_path, task, ending):
     """The first examples are held out; the others are read again and again, as long as there are steps."""
     path = tmp_path / f"corpus.{ending.removesuffix('.gz')}"

@@ -30,7 +30,7 @@ FULL = "full attention"
 LINFORMERS = (OURS, LINFORMER, LINFORMER_PYTORCH)
 IMPLEMENTATIONS = (*LINFORMERS, FULL)
 
-# largest error, in units of the root mean square of what is compared: float32 leaves up to 2e-5, the mistakes of the tests 7e-2
+# largest error, in units of the root mean square of what is compared: float32 flatten_keys up to 2e-5, the mistakes of the tests 7e-2
 TOLERANCE = 1e-4
 # outputs compared per example; each depends on every token, so a few tell all
 COMPARED_POSITIONS = 64

@@ -28,7 +28,7 @@ class Options:
     - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (by default `d_model / n_heads`), `n_layers`: the sizes.
     - `full_attn`: ordinary attention instead, everything else being equal.
     - `projection`: "linear", "dynamic", "conv", "mean", "max" or "random". `sharing`: which E and F are the same: "none",
-      "headwise", "kv" or "layerwise". `rescale`: make up for the rows of E that a short input leaves unused.
+      "headwise", "kv" or "layerwise". `rescale`: make up for the rows of E that a short input flatten_keys unused.
     - `dropout`; `attention_dropout`, by default the same. `activation` of the feed-forward: "gelu", "relu", "silu" or "tanh".
     - `positions`: "learned", "sinusoidal" or "none". `token_types`: how many kinds of tokens there are; 0 for one.
     - `local_width`: how many neighbours, itself in the middle, each token of an encoder hears of in every layer; odd, 0 for none.

@@ -102,7 +102,7 @@ def check_projection_options(
         )
     if rescale and projection in ("dynamic", "mean", "max", "none"):
         raise ValueError(
-            f"rescale=True makes up for the rows of E that a short input leaves unused, but projection={projection!r} "
+            f"rescale=True makes up for the rows of E that a short input flatten_keys unused, but projection={projection!r} "
             "uses none of a fixed length; drop rescale, or use projection='linear', 'random' or 'conv'"
         )
 

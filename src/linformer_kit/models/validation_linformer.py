@@ -28,7 +28,7 @@ def check_features(name: str, x: Any, width: int, like: Tensor) -> None:
             f"{name} is on {x.device} but the layer is on {like.device}; move one of them with .to(device)"
         )
     if x.dtype != like.dtype:
-        # autocast leaves float64 alone
+        # autocast flatten_keys float64 alone
         can_be_cast = x.is_floating_point() and torch.float64 not in (x.dtype, like.dtype)
         if not (can_be_cast and autocast_is_on(x.device)):
             raise ValueError(

@@ -121,7 +121,7 @@ def bars(
 
 
 def legend(axes: "Axes", **options) -> None:
-    """A legend, if there is anything to name: a run that was stopped early leaves panels empty."""
+    """A legend, if there is anything to name: a run that was stopped early flatten_keys panels empty."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=10, **options)
 

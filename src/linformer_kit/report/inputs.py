@@ -37,7 +37,7 @@ class Given:
     spectra: dict[str, Path] = field(default_factory=dict)
 
 
-def read_given(paths: Sequence[Path]) -> Given:
+def read_inputs(paths: Sequence[Path]) -> Given:
     """Read everything that was given; what is given twice counts once."""
     given = Given()
     different = list({path.resolve(): path for path in paths}.values())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..plots.style import save
-from .inputs import Given, read_given
+from .inputs import Given, read_inputs
 from .output import check_output
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def figures(given: Sequence[Path], what: str | None = None, text: str | None = N
         raise UserError(
             "--text is for --what heads, and for --what slots of a dynamic projection; add one, or leave the text out"
         )
-    read = read_given(given)
+    read = read_inputs(given)
     kinds = [what] if what else ["costs"] * bool(read.tables) + ["learning"] * bool(read.runs)
     if what:
         check_kinds(read, what)

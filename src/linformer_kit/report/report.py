@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..formatting import format_duration, format_size
 from ..plots import style
-from .inputs import Given, Row, Run, number, read_given, read_json
+from .inputs import Given, Row, Run, number, read_inputs, read_json
 from .output import check_output
 
 if TYPE_CHECKING:  # runs and tables each need packages that the other does without
@@ -42,7 +42,7 @@ def report(given: list[Path], output: Path) -> None:
             f"--output is {output}, a folder; give the name of a file in it, such as {output / 'report.html'}"
         )
     check_output(output, output.parent)
-    found = read_given(given)
+    found = read_inputs(given)
     if found.models:
         names = ", ".join(map(str, found.models))
         one = "is a saved model" if len(found.models) == 1 else "are saved models"

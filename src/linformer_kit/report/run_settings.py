@@ -5,8 +5,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..models.configuration_linformer import LinformerConfig
-from ..training.config import DERIVED, model_settings, to_tree
-from ..training.run import FREE, RunFolder, leaves
+from ..training.config import DERIVED_FIELDS, config_to_dict, model_settings
+from ..training.run import CHANGEABLE_KEYS, RunFolder, flatten_keys
 from .inputs import Run, read_json
 
 
@@ -33,11 +33,13 @@ def read_model(path: Path) -> dict[str, Any]:
 
 def settings_of(run: Run) -> dict[str, Any]:
     """Every setting that the result depends on, by its path; those of the model as it was built."""
-    tree, model = to_tree(run.config), model_of(run)
+    tree, model = config_to_dict(run.config), model_of(run)
     given = {name: value for name, value in run.config.model.items() if name in ("from", "attention")}
     # a saved model says of its cache what suits whoever loads it
     own = {
-        name: model.get(name) for name in LinformerConfig.__annotations__ if name not in DERIVED and name != "use_cache"
+        name: model.get(name)
+        for name in LinformerConfig.__annotations__
+        if name not in DERIVED_FIELDS and name != "use_cache"
     }
     tree["model"] = {"attention": "linformer", "from": None, **given, **own}
-    return {key: value for key, value in leaves(tree) if key not in FREE}
+    return {key: value for key, value in flatten_keys(tree) if key not in CHANGEABLE_KEYS}

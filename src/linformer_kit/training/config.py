@@ -191,7 +191,7 @@ OF_ATTENTION = {
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
 }
 # what follows from the tokenizer, the labels and the task
-DERIVED = {
+DERIVED_FIELDS = {
     "vocab_size": "the tokenizer",
     "pad_token_id": "the tokenizer",
     "bos_token_id": "the tokenizer",
@@ -228,7 +228,7 @@ def load_config(source: str | Path, overrides: list[str] | None = None) -> RunCo
         apply_override(tree, override)
     if tree.get("run") is None:
         tree["run"] = str(Path("runs") / path.stem)
-    return from_tree(tree)
+    return config_from_dict(tree)
 
 
 def find_config(source: str | Path) -> Path:
@@ -272,7 +272,7 @@ def apply_override(tree: dict, override: str) -> None:
     tree[last] = parse_yaml(text, f"the value in {override!r}")
 
 
-def from_tree(tree: Mapping[str, Any]) -> RunConfig:
+def config_from_dict(tree: Mapping[str, Any]) -> RunConfig:
     """A tree of plain values, checked against the types."""
     config = converted(tree, RunConfig, "")
     check_model_keys(config.model)
@@ -280,17 +280,17 @@ def from_tree(tree: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def to_tree(config: Any) -> dict[str, Any]:
-    """The reverse of `from_tree`."""
+def config_to_dict(config: Any) -> dict[str, Any]:
+    """The reverse of `config_from_dict`."""
     return {
-        key_of(item.name): to_tree(value) if is_dataclass(value := getattr(config, item.name)) else value
+        key_of(item.name): config_to_dict(value) if is_dataclass(value := getattr(config, item.name)) else value
         for item in fields(config)
     }
 
 
 def to_yaml(config: RunConfig) -> str:
     """The whole configuration, defaults included."""
-    return yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
 
 
 # checking what types cannot say
@@ -300,12 +300,12 @@ def check_model_keys(model: dict[str, Any]) -> None:
     """The section `model`: fields of LinformerConfig that a person may choose, of the right type."""
     from ..models.configuration_linformer import LinformerConfig
 
-    own = {name: kind for name, kind in LinformerConfig.__annotations__.items() if name not in DERIVED}
+    own = {name: kind for name, kind in LinformerConfig.__annotations__.items() if name not in DERIVED_FIELDS}
     names = ["from", "attention", *own]
     for key, value in model.items():
         path = f"model.{key}"
-        if key in DERIVED:
-            raise UserError(f"{path} follows from {DERIVED[key]} and is not for you to set; remove it")
+        if key in DERIVED_FIELDS:
+            raise UserError(f"{path} follows from {DERIVED_FIELDS[key]} and is not for you to set; remove it")
         if key not in names:
             raise unknown_key("model", key, names)
         if key == "from":
@@ -322,7 +322,7 @@ def check_model_keys(model: dict[str, Any]) -> None:
         )
 
     try:
-        told_model(model)  # sizes that do not fit each other are told before any data is read
+        resolve_model_config(model)  # sizes that do not fit each other are told before any data is read
     except (ValueError, TypeError) as error:
         raise UserError(f"model: {error}") from error
 
@@ -335,7 +335,7 @@ def model_settings(model: dict[str, Any]) -> dict[str, Any]:
     return told | full if model.get("attention") == "full" else told
 
 
-def told_model(model: dict[str, Any]) -> "LinformerConfig":
+def resolve_model_config(model: dict[str, Any]) -> "LinformerConfig":
     """What the section `model` tells, defaults filled in; of a saved model it need not tell how many layers there are."""
     from ..models.configuration_linformer import LinformerConfig
 

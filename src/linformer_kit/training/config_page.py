@@ -10,7 +10,7 @@ import yaml
 
 from ..models.configuration_linformer import LinformerConfig
 from ..schema import allowed, bare, join, key_of
-from .config import DERIVED, Columns, DataConfig, RunConfig, TokenizerConfig, TrainingConfig
+from .config import DERIVED_FIELDS, Columns, DataConfig, RunConfig, TokenizerConfig, TrainingConfig
 
 PAGE_BEGIN = """<!-- written by `make docs` from config.py and config_page.py in src/linformer_kit/training: change it there -->
 
@@ -84,7 +84,7 @@ def model_reference() -> Iterator[tuple[str, str, str]]:
     yield "model.from", allowed(str), ""
     yield "model.attention", allowed(Literal["linformer", "full"]), "linformer"
     for name, kind in LinformerConfig.__annotations__.items():
-        if name not in DERIVED:
+        if name not in DERIVED_FIELDS:
             # every whole number is a number
             yield (
                 f"model.{name}",
@@ -97,7 +97,8 @@ def model_text() -> str:
     """What the keys of the section `model` mean, in the words of LinformerConfig."""
     meanings = inspect.cleandoc(LinformerConfig.__doc__ or "").partition("\n- ")[2]
     origins = {
-        origin: ", ".join(f"`{name}`" for name in DERIVED if DERIVED[name] == origin) for origin in DERIVED.values()
+        origin: ", ".join(f"`{name}`" for name in DERIVED_FIELDS if DERIVED_FIELDS[name] == origin)
+        for origin in DERIVED_FIELDS.values()
     }
     derived = "\n".join(f"- from {origin}: {names}" for origin, names in origins.items())
     return f"{MODEL_BEGIN}\n\nIn the words of `LinformerConfig`:\n\n- {meanings}\n\n{MODEL_DERIVED}\n\n{derived}"

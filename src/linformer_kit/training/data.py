@@ -258,7 +258,7 @@ def check_columns(rows: Rows, config: RunConfig, role: str) -> None:
     present = rows.column_names
     for key, name in wanted_columns(config).items():
         if key == "data.columns.label" and role == "test":
-            continue  # its answers may be kept by others; `prepare` leaves it out then
+            continue  # its answers may be kept by others; `prepare` flatten_keys it out then
         if present is not None and top_column(name, present) not in present:
             hint = nearest_of(name, present)
             header = "; files without a heading need data.header" if is_guess(present, config) else ""
@@ -341,7 +341,7 @@ def carve(rows: Rows, config: RunConfig) -> tuple[Rows, Rows]:
     size = round(len(rows) * data.validation_share)
     if not 1 <= size < len(rows):
         raise UserError(
-            f"data.validation_share is {data.validation_share}: of {len(rows)} rows that leaves {max(0, len(rows) - size)} "
+            f"data.validation_share is {data.validation_share}: of {len(rows)} rows that flatten_keys {max(0, len(rows) - size)} "
             f"to train on and {size} to validate; both need one at least. Give a validation split, or another share"
         )
     if is_language_model(config.task):

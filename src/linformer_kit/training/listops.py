@@ -11,7 +11,7 @@ An expression is a random tree, drawn to the rules of the original generator (lr
 - The length is one per digit and two per operator, which is the number of symbols. Kept is what is longer than 500 and
   shorter than 2,000, each expression once.
 
-The parentheses of the original, which only group, are left out. That leaves fifteen symbols: `SYMBOLS`.
+The parentheses of the original, which only group, are left out. That flatten_keys fifteen symbols: `SYMBOLS`.
 """
 
 import gzip
@@ -111,7 +111,7 @@ def draw_tree(rng: Random, shortest: int, longest: int) -> list[list[int]] | Non
 
 
 def fill_tree(rng: Random, levels: list[list[int]]) -> tuple[str, int]:
-    """Text and value of a tree, with random operators and digits, from its leaves up."""
+    """Text and value of a tree, with random operators and digits, from its flatten_keys up."""
     names, symbols = tuple(OPERATORS), tuple(zip(DIGITS, range(10), strict=True))
     texts: list[str] = []
     values: list[int] = []

@@ -133,7 +133,7 @@ class Bar(TrainerCallback):
         if self.progress:
             self.progress.reset(self.evaluation, visible=False)
         self.console.print(
-            f"step {state.global_step}/{state.max_steps}  {self.shown}  {in_words(validation_metrics(metrics or {}))}",
+            f"step {state.global_step}/{state.max_steps}  {self.shown}  {format_metrics(validation_metrics(metrics or {}))}",
             highlight=False,
             soft_wrap=True,
         )
@@ -147,10 +147,10 @@ class Bar(TrainerCallback):
             self.progress = None
 
 
-def in_words(metrics: dict[str, Any]) -> str:
+def format_metrics(metrics: dict[str, Any]) -> str:
     """Numbers in a line, counts and signatures left out.
 
-    >>> in_words({"validation_loss": 0.51234, "validation_tokens": 10})
+    >>> format_metrics({"validation_loss": 0.51234, "validation_tokens": 10})
     'validation loss 0.5123'
     """
     return "  ".join(

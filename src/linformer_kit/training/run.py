@@ -16,12 +16,12 @@ from filelock import FileLock, Timeout
 from ..errors import UserError
 from ..yaml_loader import parse_yaml
 from .checkpoint import checkpoints_in
-from .config import CONFIG_NAME, RunConfig, from_tree, to_tree, to_yaml
+from .config import CONFIG_NAME, RunConfig, config_from_dict, config_to_dict, to_yaml
 
 # raise it when a folder of before can no longer be read
 RUN_FORMAT = 1
 # what may change between the beginning of a run and its resumption, since the result does not depend on it
-FREE = {
+CHANGEABLE_KEYS = {
     *("run", "data.workers", "data.cache", "training.report", "training.keep", "training.device"),
     *("training.log_every", "training.save_every", "training.evaluation_batch_size"),
 }
@@ -125,7 +125,7 @@ def stored_config(folder: Path) -> RunConfig:
     if not isinstance(tree, dict):
         raise UserError(f"{path} is damaged: it holds no keys")
     # the folder may have been moved since
-    return from_tree({**tree, "run": str(folder)})
+    return config_from_dict({**tree, "run": str(folder)})
 
 
 def check_format(folder: Path) -> None:
@@ -145,18 +145,20 @@ def check_format(folder: Path) -> None:
 
 def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
     """The keys whose values differ and matter."""
-    old, new = dict(leaves(to_tree(before))), dict(leaves(to_tree(now)))
+    old, new = dict(flatten_keys(config_to_dict(before))), dict(flatten_keys(config_to_dict(now)))
     return [
-        (key, old.get(key), new.get(key)) for key in {**old, **new} if key not in FREE and old.get(key) != new.get(key)
+        (key, old.get(key), new.get(key))
+        for key in {**old, **new}
+        if key not in CHANGEABLE_KEYS and old.get(key) != new.get(key)
     ]
 
 
-def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_keys(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Every value of a tree with the path to it."""
     for key, value in tree.items():
         name = f"{path}.{key}" if path else key
         if isinstance(value, dict):
-            yield from leaves(value, name)
+            yield from flatten_keys(value, name)
         else:
             yield name, value
 

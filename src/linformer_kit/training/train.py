@@ -31,7 +31,7 @@ from .config import RunConfig
 from .metrics import translation_metrics
 from .model import MODELS, build_model
 from .prepare import Prepared, prepare
-from .progress import Bar, MetricsFile, in_words, validation_metrics
+from .progress import Bar, MetricsFile, format_metrics, validation_metrics
 from .run import RunFolder, write_text
 from .trainer import Flow, Interrupted, LinformerTrainer, evaluation_is_due
 from .translate import batch_size_of, translations
@@ -219,7 +219,7 @@ def finish(
         costs = {"tokens": trainer.state.num_input_tokens_seen, "seconds": seconds, "peak_mib": peak_mib}
         write_text(run.result, json.dumps({**result, **costs}, indent=1))
     trainer.accelerator.wait_for_everyone()
-    console.print(f"Best at step {step_of(best)}: {in_words(metrics)}", highlight=False, soft_wrap=True)
+    console.print(f"Best at step {step_of(best)}: {format_metrics(metrics)}", highlight=False, soft_wrap=True)
     console.print(f"Model in {run.model}, curves in {run.curves}", highlight=False, soft_wrap=True)
     console.print(
         f"Next: linformer evaluate {run.folder}, linformer predict {run.folder} TEXT", highlight=False, soft_wrap=True

@@ -1,0 +1,83 @@
+"""The equation as the paper writes it: nothing reordered, fused or chunked. Tests and benchmarks compare with it.
+
+Shapes: B batch, L queries, N tokens that give the keys, K rows, S summary rows, M matrices, H heads, G key-value heads,
+D head size, C model size.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .attention_linformer import LinformerAttention
+from .causal_linformer import CausalLinformerAttention
+from .multihead_linformer import MultiHeadLayer
+from .projection_linformer import NoProjection, Projection
+
+
+def plain_attention(
+    layer: LinformerAttention,
+    x_BLC: Tensor,
+    context_BNC: Tensor | None = None,
+    projection: Projection | None = None,
+) -> Tensor:
+    """`softmax(Q (Eᵀ X W_K)ᵀ / √D) (Fᵀ X W_V) W_O` with the weights of `layer`, without padding: (B, L, C).
+
+    `projection` is the one that the layers of a model share, if they share one.
+
+    >>> layer, x = LinformerAttention(16, 2, max_length=8, projected_length=4), torch.randn(1, 8, 16)
+    >>> torch.allclose(plain_attention(layer, x), layer(x), atol=1e-5)
+    True
+    """
+    projection = projection or layer.projection
+    assert projection is not None
+    rows_BMKC = projection(x_BLC if context_BNC is None else context_BNC).rows_BMKC
+    query_BHLD = split_heads(layer.query(x_BLC), layer.num_heads)
+    keys_BHKD = key_value_heads(layer, layer.key, rows_BMKC[:, projection.of_keys()])
+    values_BHKD = key_value_heads(layer, layer.value, rows_BMKC[:, projection.of_values()])
+    weights_BHLK = (query_BHLD @ keys_BHKD.mT / math.sqrt(layer.head_dim)).softmax(dim=-1)
+    return layer.output((weights_BHLK @ values_BHKD).transpose(1, 2).flatten(2))
+
+
+def plain_causal_attention(
+    layer: CausalLinformerAttention, x_BNC: Tensor, projection: Projection | None = None
+) -> Tensor:
+    """One masked softmax over the summaries of all blocks and all tokens: (B, N, C).
+
+    >>> layer, x = CausalLinformerAttention(16, 2, block_length=4, slots=2), torch.randn(1, 10, 16)
+    >>> torch.allclose(plain_causal_attention(layer, x), layer(x), atol=1e-5)
+    True
+    """
+    projection, length = projection or layer.projection, x_BNC.shape[1]
+    assert projection is not None
+    # without a projection, one block that never ends: every earlier token is visible
+    block = length + 1 if isinstance(projection, NoProjection) else layer.block_length
+    tokens_BMNC = x_BNC[:, None].expand(-1, projection.matrices, -1, -1)
+    summaries = [projection(x_BNC[:, end - block : end]).rows_BMKC for end in range(block, length + 1, block)]
+    rows_BMXC = torch.cat([*summaries, tokens_BMNC], dim=2)
+    slots = summaries[0].shape[2] if summaries else 1
+    position_N1, token_N = torch.arange(length)[:, None], torch.arange(length)
+    summary_S = torch.arange(len(summaries) * slots)
+    is_finished_NS = summary_S // slots < position_N1 // block
+    is_before_NN = (token_N <= position_N1) & (token_N // block == position_N1 // block)
+    visible_NX = torch.cat([is_finished_NS, is_before_NN], dim=1).to(x_BNC.device)
+    query_BHND = split_heads(layer.query(x_BNC), layer.num_heads)
+    keys_BHXD = key_value_heads(layer, layer.key, rows_BMXC[:, projection.of_keys()])
+    values_BHXD = key_value_heads(layer, layer.value, rows_BMXC[:, projection.of_values()])
+    scores_BHNX = (query_BHND @ keys_BHXD.mT / math.sqrt(layer.head_dim)).masked_fill(~visible_NX, -torch.inf)
+    return layer.output((scores_BHNX.softmax(dim=-1) @ values_BHXD).transpose(1, 2).flatten(2))
+
+
+def split_heads(features: Tensor, heads: int) -> Tensor:
+    """(B, N, H·D) to (B, H, N, D)."""
+    return features.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def key_value_heads(layer: MultiHeadLayer, linear: nn.Module, rows_BMKC: Tensor) -> Tensor:
+    """`rows · W + b` for every head, (B, H, K, D); M is 1 (the same rows for all heads) or G (rows for each)."""
+    features_BMKGD = linear(rows_BMKC).unflatten(-1, (layer.num_kv_heads, layer.head_dim))
+    if rows_BMKC.shape[1] == 1:
+        features_BGKD = features_BMKGD[:, 0].transpose(1, 2)
+    else:
+        features_BGKD = features_BMKGD.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+    return features_BGKD.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=1)
