@@ -1,42 +1,50 @@
-# `make demo` and `make test` need nothing but Python 3.11 or later and a C compiler; everything else is set up here, once.
+# `make demo` and `make test` need Python 3.11 or later and a C compiler. Every target sets up .venv first, once.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# the documentation site, with warnings as errors
+SITE := $(BIN)/sphinx-build -c docs -d build/doctrees --fresh-env --fail-on-warning --keep-going --quiet . site
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench results figures clean
+.PHONY: help setup demo test lint format docs build bench results figures clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create the virtual environment with every version pinned
 
-# PIP_CONSTRAINT reaches the build environments too, which -c does not
+# unlike -c, PIP_CONSTRAINT applies to build environments too
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "Python 3.11 or later is required; run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv --clear $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet --editable ".[dev]"
 	@touch $@
 
-demo: setup ## learn kinds of files from the bytes of what is installed, test, time: numbers, and a picture in demo/
+demo: setup ## train, test and time a classifier of file types on bytes; numbers and a picture in demo/
 	$(BIN)/linformer demo
 
 test: setup ## run all tests
 	$(BIN)/pytest --numprocesses 2
 
-lint: setup ## check style, types and formatting
+lint: setup ## check style, formatting, types and documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(SITE)
 
-format: setup ## mend style and formatting where that can be done by machine
+format: setup ## fix style and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup ## write docs/configuration.md again, from the types of the configuration
-	$(BIN)/python -c 'from pathlib import Path; from linformer_kit.training.config_page import reference_page; \
-	  Path("docs/configuration.md").write_text(reference_page(), encoding="utf-8")'
+docs: setup ## build the documentation site in site/, after updating its generated parts
+	$(BIN)/python scripts/generate_docs.py
+	$(SITE)
+	@echo "Site in site/: open site/index.html"
+
+build: setup ## build the sdist and the wheel in dist/, and run each in a new environment
+	$(BIN)/python scripts/check_distributions.py
 
 bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (over two hours; resumes)
 	$(BIN)/python benchmarks/choices.py
@@ -64,5 +72,5 @@ figures: setup ## draw every picture of the README and the documents again, from
 	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.svg
 	$(BIN)/linformer plot results/spectrum --output results/spectrum
 
-clean: ## remove what these targets made, results/ excepted
-	rm -rf $(VENV) demo .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
+clean: ## remove everything these targets create, except results/
+	rm -rf $(VENV) demo .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist site
