@@ -1,7 +1,6 @@
-"""Build the sdist and the wheel, check their metadata, and run each in an environment of its own: `make build`.
+"""Build the sdist and the wheel, check their metadata, install and run each in a new environment: `make build`.
 
-Each environment gets the distribution and its dependencies except the large ones, which `linformer --version` and
-`linformer --help` must not need.
+The environment has no dependencies but the small ones: `linformer --version` and `--help` must not need torch.
 """
 
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
+PROGRAMS = "Scripts" if os.name == "nt" else "bin"  # of a virtual environment
 LARGE = {"torch", "transformers", "numpy"}
 # files that are no modules, but must be in the package
 CHECK_DATA = """
@@ -29,11 +29,13 @@ for name in ("py.typed", "report/page.html"):
 """
 
 
-def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
-    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which may name the sources
-    done = subprocess.run(command, cwd=cwd, env=outside | environment, stdout=subprocess.PIPE, text=True)
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    # PYTHONPATH may name the sources; the constraints apply to build environments too
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
+    done = subprocess.run(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}failed with code {done.returncode}")
+        sys.exit(f"{done.stdout}{' '.join(map(str, command))} failed with code {done.returncode}")
     return done.stdout
 
 
@@ -46,33 +48,34 @@ def light_requirements(wheel: Path) -> list[str]:
     return [str(needed) for needed in requirements if needed.marker is None and needed.name not in LARGE]
 
 
-def check_installed(distribution: Path, requirements: list[str], version: str) -> None:
-    """Install a distribution in a new environment and run it, away from the sources."""
-    with tempfile.TemporaryDirectory() as directory:
-        home = Path(directory)
-        venv.create(home / "venv", with_pip=True)
-        programs = home / "venv" / ("Scripts" if os.name == "nt" else "bin")
-        install = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        constraints = str(ROOT / "constraints.txt")
-        run(*install, "--no-deps", distribution, cwd=home, PIP_CONSTRAINT=constraints)
-        run(*install, *requirements, cwd=home, PIP_CONSTRAINT=constraints)
-        printed = run(programs / "linformer", "--version", cwd=home).strip()
-        if version not in printed:
-            sys.exit(f"linformer --version of {distribution.name} prints {printed!r}, not {version}")
-        run(programs / "linformer", "train", "--help", cwd=home)
-        run(programs / "python", "-c", CHECK_DATA, cwd=home)
-        print(f"{distribution.name}: installed, linformer --version prints {printed}")
+def check_installed(distribution: Path, environment: Path, version: str) -> None:
+    """Install a distribution in place of the previous one and run it, away from the sources."""
+    programs = environment / PROGRAMS
+    run(*pip_install(programs), "--no-deps", "--force-reinstall", distribution, cwd=environment)
+    printed = run(programs / "linformer", "--version", cwd=environment).strip()
+    if version not in printed:
+        sys.exit(f"linformer --version of {distribution.name} prints {printed!r}, not {version}")
+    run(programs / "linformer", "train", "--help", cwd=environment)
+    run(programs / "python", "-c", CHECK_DATA, cwd=environment)
+    print(f"{distribution.name}: installed; linformer --version prints {printed}")
+
+
+def pip_install(programs: Path) -> tuple[str | Path, ...]:
+    return programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"
 
 
 def main() -> None:
     output = ROOT / "dist"
     shutil.rmtree(output, ignore_errors=True)
-    constraints = str(ROOT / "constraints.txt")
-    run(sys.executable, "-m", "build", "--outdir", output, PIP_CONSTRAINT=constraints)
+    run(sys.executable, "-m", "build", "--outdir", output)
     (wheel,), (sdist,) = output.glob("*.whl"), output.glob("*.tar.gz")
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
-    for distribution in (wheel, sdist):
-        check_installed(distribution, light_requirements(wheel), version=wheel.name.split("-")[1])
+    with tempfile.TemporaryDirectory() as directory:
+        environment = Path(directory)
+        venv.create(environment, with_pip=True)
+        run(*pip_install(environment / PROGRAMS), *light_requirements(wheel))
+        for distribution in (wheel, sdist):
+            check_installed(distribution, environment, version=wheel.name.split("-")[1])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The house: imports point one way, `import linformer_kit` is quick, documents say what is true."""
+"""The package as a whole: imports point one way, `import linformer_kit` is fast, documents and CI match the code."""
 
 import ast
 import csv
@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
+from generate_docs import architecture_page, description, file_tree
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -19,7 +21,7 @@ from linformer_kit.bench.paper_table import ROWS, in_words
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "linformer_kit"
-# what each room may import of ours
+# the rooms of this package that each room may import
 SHARED = {"csv_tables", "errors", "files", "formatting", "process_memory", "schema", "yaml_loader"}
 MAY_IMPORT = {
     "models": {"models"},
@@ -61,7 +63,7 @@ def test_imports_point_one_way(path):
 
 
 def test_models_import_siblings_only():
-    """What travels with a checkpoint is found by `from .sibling import name`."""
+    """transformers saves the modules of a model with a checkpoint; it finds them by `from .sibling import name`."""
     for path in (SOURCE / "models").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level:
@@ -69,17 +71,18 @@ def test_models_import_siblings_only():
                 assert node.module
 
 
-def test_the_import_is_quick():
-    code = "import linformer_kit, sys; print(*{'torch', 'numpy', 'transformers', 'matplotlib', 'typer'} & set(sys.modules))"
+def test_the_import_loads_no_heavy_package():
+    heavy = "{'torch', 'numpy', 'transformers', 'matplotlib', 'typer'}"
+    code = f"import linformer_kit, sys; print(*{heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
-def test_every_public_name_is_there_and_documented_and_what_one_calls_has_an_example():
+def test_every_public_name_is_documented_and_every_callable_has_an_example():
     for name in linformer_kit._HOMES:
         public = getattr(linformer_kit, name)
         assert public.__doc__, name
         assert name in dir(linformer_kit)
-    for name in set(linformer_kit._HOMES) - {"Plan", "CausalCache"}:  # which one gets, not makes
+    for name in set(linformer_kit._HOMES) - {"Plan", "CausalCache"}:  # results of calls
         assert ">>>" in getattr(linformer_kit, name).__doc__, name
     with pytest.raises(AttributeError, match="LinformerAttentoin"):
         linformer_kit.LinformerAttentoin  # noqa: B018
@@ -99,25 +102,55 @@ def test_the_code_in_the_documents_runs(block, tmp_path, monkeypatch):
     exec(block, {"__name__": "__main__"})
 
 
-def test_the_file_tree_in_the_readme_is_the_file_tree():
-    tree = (ROOT / "README.md").read_text().split("## The file tree")[1].split("```")[1]
-    named = set(re.findall(r"[\w.-]+(?:/|\.\w+)(?= )", tree)) | set(re.findall(r"(?:├──|└──) ([\w./-]+)", tree))
-    for path in [
-        *SOURCE.rglob("*.py"),
-        *(ROOT / "tests").glob("*.py"),
-        *(ROOT / "benchmarks").glob("*.py"),
-        *(ROOT / "docs").glob("*.md"),
-    ]:
-        if path.name != "__init__.py":
-            assert path.name in named, f"{path.relative_to(ROOT)} is not in the README's file tree"
-    present = {
-        path.name for folder in ("src", "tests", "benchmarks", "docs", ".") for path in (ROOT / folder).rglob("*.*")
-    }
-    assert {name for name in named if re.search(r"\.(py|md)$", name)} <= present
+def test_the_file_tree_of_the_documents_is_up_to_date():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert page == architecture_page(page), "docs/architecture.md is out of date: make docs"
+
+
+@pytest.mark.parametrize("folder", ["src/linformer_kit", "benchmarks", "examples", "scripts", "tests"])
+def test_the_file_tree_names_every_module_and_every_module_says_what_it_is(folder):
+    named = re.findall(r"(?:├──|└──) ([\w.-]+)(?= |$)", file_tree(), flags=re.MULTILINE)
+    for path in (ROOT / folder).rglob("*.py"):
+        assert path.name == "__init__.py" or path.name in named, path
+        assert description(path), f"{path} has no docstring"
+
+
+def test_the_api_reference_names_every_public_name():
+    listed = re.findall(r"^linformer_kit\.[\w.]+$", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)
+    keras_init = ast.parse((SOURCE / "keras" / "__init__.py").read_text())
+    keras_names = next(
+        ast.literal_eval(node.value)
+        for node in keras_init.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    public = [f"linformer_kit.{name}" for name in linformer_kit.__all__ if name != "__version__"]
+    assert sorted(listed) == sorted([*public, *(f"linformer_kit.keras.{name}" for name in keras_names)])
+
+
+def test_the_workflow_runs_the_commands_of_ci():
+    commands = re.findall(r"^make (\w+)$", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    check = workflow["jobs"]["check"]
+    assert sorted(check["strategy"]["matrix"]["target"]) == sorted(commands)
+    assert {"run": "make ${{ matrix.target }}"} in check["steps"]
 
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# the tables of figures are those whose heading says so
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readme_fits_on_a_few_screens():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_lines_of_prose_are_at_most_120_wide(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    wide = [line for line in lines if len(line) > 120 and not line.startswith("|")]  # rows of tables cannot be wrapped
+    assert wide == []
+
+
+# tables of measurements are those with "measured" or "milliseconds" in their heading
 FIGURES = re.compile(r"^\| [^\n]*\b(?:measured|milliseconds)\b[^\n]*\n\|[-| ]+\n((?:\|.*\n)+)", flags=re.MULTILINE)
 
 
@@ -127,12 +160,12 @@ def rows_of(path):
 
 
 def sections(text):
-    """A document in pieces, cut at its headings."""
+    """A document, split at its headings."""
     return re.split(r"^#+ ", text, flags=re.MULTILINE)
 
 
 def figure_tables():
-    for path in DOCUMENTS:
+    for path in DOCUMENTS[1:]:  # the README has a test of its own
         for section in sections(path.read_text()):
             for number, table in enumerate(FIGURES.findall(section), start=1):
                 title = section.splitlines()[0]
@@ -146,6 +179,23 @@ def test_the_figures_of_a_table_are_those_of_the_csv_that_its_section_cites(path
     measured = {" | ".join(row.values()) for name in cited for row in rows_of(ROOT / "results" / name)}
     quoted = {row.strip("| ") for row in table.splitlines()}
     assert quoted <= measured
+
+
+def test_each_number_of_the_readme_is_in_the_csv_that_its_row_cites():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"^\[([\w.]+)\]: (results/\S+\.csv)$", text, flags=re.MULTILINE))
+    lines = FIGURES.search(text)[1].splitlines()
+    assert 0 < len(lines) <= 6
+    measured = set()
+    for line in lines:
+        *cells, source = (cell.strip() for cell in line.strip("|").split("|"))
+        rows = rows_of(ROOT / files[re.match(r"\[([\w.]+)\], `.+`$", source)[1]])
+        found = [row for row in rows if {cell for cell in cells if cell != "–"} <= set(row.values())]
+        assert len(found) == 1, line
+        measured |= set(found[0].values())
+    # and those in the prose
+    for number in re.findall(r"\d+\.\d+(?= ?[%×])", text):
+        assert any(re.search(rf"\b{number}\b", value) for value in measured), number
 
 
 def test_the_papers_table_in_the_documents_is_the_one_that_was_measured():
@@ -164,7 +214,7 @@ def test_the_papers_table_in_the_documents_is_the_one_that_was_measured():
 
 @pytest.mark.slow
 def test_make_figures_draws_every_picture_of_the_documents(tmp_path):
-    """The commands of the Makefile, on a copy of the CSVs from which all pictures were removed."""
+    """Runs the commands of the Makefile on a copy of results/ without pictures."""
     results = tmp_path / "results"
     shutil.copytree(ROOT / "results", results, ignore=shutil.ignore_patterns("*.png", "*.svg"))
     recipe = (ROOT / "Makefile").read_text().split("\nfigures:")[1].split("\n\n")[0].splitlines()[1:]
@@ -187,16 +237,16 @@ def test_make_figures_draws_every_picture_of_the_documents(tmp_path):
     }
     assert len(shown) > 5
     assert shown <= drawn
-    assert kept <= drawn  # nothing lies there that nobody can draw again
+    assert kept <= drawn  # every committed picture can be drawn again
 
 
-def test_changelog_and_citation_tell_the_version():
+def test_changelog_and_citation_have_the_version():
     assert f"## [{linformer_kit.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {linformer_kit.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
 def unpinned_requirements(name, extras, pins, seen):
-    """What a distribution needs, and what that needs in turn, that neither our constraints nor itself pin."""
+    """Direct and indirect dependencies of a distribution that neither the constraints nor a dependency pins."""
     for text in metadata.requires(name) or []:
         requirement = Requirement(text)
         needed = requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
@@ -216,4 +266,4 @@ def test_every_dependency_is_pinned():
     assert "torch==2.13.0" in lines
     pins = {canonicalize_name(line.split("==")[0]) for line in lines}
     assert list(unpinned_requirements("linformer-kit", ["", "dev"], pins, set())) == []
-    assert "hatchling" in pins  # what builds it
+    assert "hatchling" in pins  # the build backend
