@@ -27,7 +27,8 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = f"linformer-kit {release}"
 html_copy_source = False
-# heading levels may be skipped, and not every text between ``` is in the language it names
+smartquotes = False
+# a page may skip a heading level
 suppress_warnings = ["myst.header"]
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
