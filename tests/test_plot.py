@@ -1,4 +1,4 @@
-"""`linformer plot`: what is drawn is what was measured, trained or learnt."""
+"""`linformer plot`: figures show what was measured, trained or learned."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from linformer_kit.models.modeling_linformer import (
 )
 from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from linformer_kit.plots import style
-from linformer_kit.plots.curves import curves as learning_curves
+from linformer_kit.plots.curves import learning_curves
 from linformer_kit.report.inputs import read_inputs, short_names
 from linformer_kit.report.plot import figures
 from linformer_kit.training.config import TokenizerConfig
@@ -128,10 +128,10 @@ def test_there_is_a_panel_for_each_subject_and_step_and_none_is_empty(tmp_path):
     assert titles == ["encoder, forward: time", "encoder, training: time", "encoder, training: memory"]
 
 
-def test_implementations_differ_in_colour_or_style_and_lengths_in_markers(tmp_path):
+def test_implementations_differ_in_color_or_style_and_lengths_in_markers(tmp_path):
     names = [
         "linformer-kit",
-        "linformer-kit-none",
+        "full-attention",
         "linformer",
         "linformer-pytorch",
         "bert",
@@ -167,7 +167,7 @@ def test_several_tables_share_panels_unless_they_have_the_same_points(tmp_path):
     assert list(drawn(panel(figure, "layer, forward, again.csv: time"))) == ["linformer-kit K=64  N^1.50"]
 
 
-def test_what_tells_panels_of_a_subject_apart_stands_in_their_titles(tmp_path):
+def test_titles_name_the_sizes_in_which_panels_differ(tmp_path):
     small, large = (
         write_table(tmp_path / f"{size}.csv", power_law("linformer-kit", 64, 1.0, hidden_size=size))
         for size in (64, 512)
@@ -589,8 +589,8 @@ def test_what_is_given_twice_counts_once(tmp_path):
 
 def test_given_files_and_folders_that_are_something_else_are_refused(tmp_path, finished):
     table = write_table(tmp_path / "points.csv", [row()])
-    assert "there is no file or folder" in refused("plot", tmp_path / "none.csv")
-    assert "neither the folder of a run" in refused("plot", tmp_path)
+    assert "none.csv does not exist" in refused("plot", tmp_path / "none.csv")
+    assert "is neither a run" in refused("plot", tmp_path)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     assert "lacks the column subject" in refused("plot", tmp_path / "other.csv")
     (tmp_path / "cut.csv").write_text(table.read_text()[:-40])
@@ -603,24 +603,24 @@ def test_given_files_and_folders_that_are_something_else_are_refused(tmp_path, f
     assert (
         free == "no point of free.csv was measured: all times and memories are 0, which is below what can be measured"
     )
-    assert "run is a folder" in refused("plot", finished, "--what", "costs")
+    assert "run is a directory" in refused("plot", finished, "--what", "costs")
     assert "points.csv is a table" in refused("plot", table, "--what", "learning")
-    assert "--text is for --what heads" in refused("plot", finished, "--text", "a")
-    assert "2 folders were given" in refused("plot", finished, finished / "model", "--what", "slots")
+    assert "--text requires --what heads" in refused("plot", finished, "--text", "a")
+    assert "but 2 were given" in refused("plot", finished, finished / "model", "--what", "slots")
     assert "--what heads or --what slots" in refused("plot", finished / "model")
     assert "--what heads or --what slots" in refused("plot", finished, finished / "model", "--output", tmp_path / "out")
-    assert "is a saved model alone" in refused("plot", finished / "model", "--what", "quality")
+    assert "is only a saved model" in refused("plot", finished / "model", "--what", "quality")
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_any_work(tmp_path, finished):
     table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table)
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table / "plots" / "x.png")
-    assert "a .png or .svg" in refused("plot", tmp_path / "is not read", "--output", tmp_path / "x.pdf")
-    assert "2 pictures come of this: costs, learning" in refused(
+    assert "give a .png or .svg file" in refused("plot", tmp_path / "is not read", "--output", tmp_path / "x.pdf")
+    assert "2 figures: costs, learning" in refused(
         "plot", table, finished, "--output", tmp_path / "x.png"
     )
-    assert "cannot be written" in refused("plot", tmp_path / "is not read", "--output", "/proc/plots")
+    assert "cannot write to /proc" in refused("plot", tmp_path / "is not read", "--output", "/proc/plots")
     assert [path.name for path in tmp_path.iterdir()] == ["points.csv"]
 
 
@@ -641,7 +641,7 @@ def test_runs_without_a_metric_are_told_what_to_run(make_run):
     (without / "metrics.jsonl").unlink()
     assert "without has no metrics yet" in refused("plot", without)
     full = make_run("full", {"validation_accuracy": 0.5}, projection="none")
-    assert "there is no K to compare" in refused("plot", full, "--what", "quality")
+    assert "none of the runs has a projected length K" in refused("plot", full, "--what", "quality")
     assert "has matrices to share" in refused("plot", full, "--what", "sharing")
 
 
@@ -661,13 +661,13 @@ def test_models_that_cannot_be_drawn_say_why(save, projection, what, said):
         figures([folder], what)
 
 
-def test_a_text_must_be_one(save, tmp_path):
+def test_a_text_file_must_exist_and_hold_text(save, tmp_path):
     folder, *_ = save()
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
     for missing in ("missing.txt", "essay.md", "texts/essay"):
         assert "there is no such file" in refused("plot", folder, "--what", "heads", "--text", missing)
-    assert "a folder; give a file of it" in refused("plot", folder, "--what", "heads", "--text", tmp_path)
-    assert "which is no text in UTF-8" in refused("plot", folder, "--what", "heads", "--text", tmp_path / "binary")
+    assert "a directory; give a file in it" in refused("plot", folder, "--what", "heads", "--text", tmp_path)
+    assert "which is not UTF-8 text" in refused("plot", folder, "--what", "heads", "--text", tmp_path / "binary")
 
 
 def test_a_word_is_a_text_and_the_footnote_has_its_beginning(save, tmp_path):

@@ -1,4 +1,4 @@
-"""`linformer report`: what stands on the page is what the files say, and nothing on it asks for anything else."""
+"""`linformer report`: the page shows what the files hold, and loads nothing."""
 
 import csv
 import json
@@ -114,9 +114,9 @@ POINTS = [
     point("linformer-kit", 1024, 0.004, 8, projected_length=64),
     point("linformer-kit", 4096, 0.016, 32, projected_length=64),
     point("linformer-kit", 4096, 0.5, 32, projected_length=64, step="training"),
-    point("linformer-kit-none", 1024, 0.016, 16),
-    point("linformer-kit-none", 4096, 0.256, 2048),
-    point("linformer-kit-none", 4096, 1.25, 4096, batch=1, step="training"),
+    point("full-attention", 1024, 0.016, 16),
+    point("full-attention", 4096, 0.256, 2048),
+    point("full-attention", 4096, 1.25, 4096, batch=1, step="training"),
     point("linformer", 4096, 0.032, 64, projected_length=64),
     point("linformer-pytorch", 4096, status="over the time limit", note="a call takes more than 60 s"),
     point("bert", 16384, status="out of memory"),
@@ -224,30 +224,30 @@ def test_the_measurements_are_those_of_the_table(of_table):
 def test_ratios_are_to_full_attention_at_the_same_point(of_table):
     rows = of_table.named("Measurements of compare.csv")
     # the third has no partner: that of its step was measured with another batch
-    assert [row["full ÷ this (time)"][1] for row in rows] == [4, 16, None, 1, 1, 1, 8, None, None, None]
-    assert [row["full ÷ this (memory)"][1] for row in rows] == [2, 64, None, 1, 1, 1, 32, None, None, None]
-    assert rows[0]["full ÷ this (time)"][0] == "4.00×"
-    assert "full ÷ this: how many times as much linformer-kit-none takes" in of_table.text
+    assert [row["time ratio"][1] for row in rows] == [4, 16, None, 1, 1, 1, 8, None, None, None]
+    assert [row["memory ratio"][1] for row in rows] == [2, 64, None, 1, 1, 1, 32, None, None, None]
+    assert rows[0]["time ratio"][0] == "4.00×"
+    assert "Ratios: full-attention divided by this row" in of_table.text
 
 
 def test_ratios_are_to_full_attention_of_the_same_sizes(tmp_path):
     rows = [
         point("linformer-kit", 1024, 0.25, 8, sharing="kv"),
         point("linformer-kit", 1024, 0.5, 16, hidden_size=512, sharing="kv"),
-        point("linformer-kit-none", 1024, 1.0, 64),
-        point("linformer-kit-none", 1024, 8.0, 256, hidden_size=512),
+        point("full-attention", 1024, 1.0, 64),
+        point("full-attention", 1024, 8.0, 256, hidden_size=512),
     ]
     page = page_about(write_table(tmp_path / "sizes.csv", rows), output=tmp_path / "page.html")
     found = page.named("Measurements of sizes.csv")
-    assert [row["full ÷ this (time)"][1] for row in found] == [4, 16, 1, 1]
-    assert [row["full ÷ this (memory)"][1] for row in found] == [8, 16, 1, 1]
+    assert [row["time ratio"][1] for row in found] == [4, 16, 1, 1]
+    assert [row["memory ratio"][1] for row in found] == [8, 16, 1, 1]
 
 
 def test_the_machine_of_the_measurements_is_told(of_table):
     (row,) = of_table.named("Environment: compare.csv")
     assert row["cpu"][0] == "A & B <fast>"
     assert row["memory gib"] == ("15.6", 15.6)
-    assert row["implementations"][0] == "linformer-kit, linformer-kit-none, linformer, linformer-pytorch, bert"
+    assert row["implementations"][0] == "linformer-kit, full-attention, linformer, linformer-pytorch, bert"
     assert row["points"][1] == len(POINTS)
     assert "hidden size 64, num heads 4, num layers 1, device cpu" in of_table.text
 
@@ -258,7 +258,7 @@ def test_a_table_in_which_nothing_was_measured_is_shown_without_a_picture(tmp_pa
     assert "Not drawn: no point of none.csv was measured" in page.text
     assert "img" not in page.tags
     page = page_about(write_table(tmp_path / "empty.csv", []), output=tmp_path / "page.html")
-    assert "There are no rows." in page.text
+    assert "No rows." in page.text
 
 
 def test_a_report_on_tables_needs_nothing_of_training(tmp_path):
@@ -280,11 +280,11 @@ def test_a_report_on_tables_needs_nothing_of_training(tmp_path):
 @pytest.mark.slow
 def test_the_metrics_are_those_of_the_result(of_runs):
     (finished, half, _), page = of_runs
-    first, second, _ = page.named("What came of it")
+    first, second, _ = page.named("Results")
     result = read_json(finished / "result.json")
     metrics = {name: value for name, value in result.items() if name.startswith("validation_")}
     assert {name: first[name.replace("_", " ")][1] for name in metrics} == metrics
-    assert (first["at step"][1], first["tokens"][1], first["wall-clock"][1], first["peak memory"][1]) == (
+    assert (first["at step"][1], first["tokens"][1], first["training time"][1], first["peak memory"][1]) == (
         *(result["best_step"], result["tokens"], result["seconds"], result["peak_mib"]),
     )
     assert result["peak_mib"] > 100
@@ -293,19 +293,19 @@ def test_the_metrics_are_those_of_the_result(of_runs):
     last = read_lines(half / "metrics.jsonl")[-1]
     assert second["state"][0] == "not finished"
     assert (second["at step"][1], second["validation loss"][1]) == (last["step"], last["validation_loss"])
-    assert second["wall-clock"] == second["evaluated on test: loss"] == ("–", None)
+    assert second["training time"] == second["evaluated on test: loss"] == ("–", None)
 
 
 @pytest.mark.slow
 def test_what_was_run_is_described(of_runs):
     (_, half, _), page = of_runs
-    first, second, _ = page.named("What was run")
+    first, second, _ = page.named("Configuration")
     wanted = {"run": "finished", "state": "finished", "task": "classification", "attention": "linformer", "K": "8"}
     wanted |= {
         "projection": "linear",
         "sharing": "headwise",
         "layers": "1",
-        "width": "32",
+        "hidden size": "32",
         "heads": "2",
         "length": "24",
     }
@@ -318,7 +318,7 @@ def test_what_was_run_is_described(of_runs):
 @pytest.mark.slow
 def test_the_differences_are_exactly_those_that_matter(of_runs):
     (finished, _, attacked), page = of_runs
-    first, second, third = page.named("Settings that differ")
+    first, second, third = page.named("Differing settings")
     assert list(first) == ["run", "seed", "model.projected_length", "data.path"]  # not log_every, nor the folder
     assert [row["model.projected_length"][1] for row in (first, second, third)] == [8, 4, 8]
     assert [row["seed"][1] for row in (first, second, third)] == [0, 7, 0]
@@ -335,8 +335,8 @@ def test_a_default_that_is_written_out_is_no_difference(classification, tmp_path
         unfinished_copy(classification, tmp_path / name)
     change(tmp_path / "one" / "config.yaml", ("model:\n", "model:\n  sharing: headwise\n"))
     page = page_about(tmp_path / "one", tmp_path / "other", output=tmp_path / "page.html")
-    assert "Settings that differ" not in page.tables
-    assert "The runs do not differ in any setting that matters" in page.text
+    assert "Differing settings" not in page.tables
+    assert "The runs do not differ in any setting that affects" in page.text
 
 
 @pytest.mark.slow
@@ -349,8 +349,8 @@ def test_a_run_that_starts_from_a_saved_model_has_its_sizes(classification, tmp_
         (tmp_path / "gone", ("unknown", "–", "–")),
     ):
         (run / "config.yaml").write_text(f"{before}{start}  from: {saved}\n{end}{after}", encoding="utf-8")
-        (row,) = page_about(run, output=tmp_path / "page.html").named("What was run")
-        assert (row["attention"][0], *(row.get(name, ("–",))[0] for name in ("K", "width"))) == wanted
+        (row,) = page_about(run, output=tmp_path / "page.html").named("Configuration")
+        assert (row["attention"][0], *(row.get(name, ("–",))[0] for name in ("K", "hidden size"))) == wanted
 
 
 @pytest.mark.slow
@@ -413,7 +413,7 @@ def test_translations_that_were_written_down_are_shown(classification, tmp_path)
     write_jsonl(run / "translations.jsonl", written)
     rows = page_about(run, output=tmp_path / "page.html").named("Examples of run")
     assert [row["source"][0] for row in rows] == [f"{number} <b> </b>" for number in range(6)]
-    assert rows[0]["prediction"][0] == "(an empty text)"
+    assert rows[0]["prediction"][0] == "(empty text)"
     (run / "translations.jsonl").write_text("{", encoding="utf-8")
     assert "translations.jsonl is damaged" in page_about(run, output=tmp_path / "page.html").text
 
@@ -429,7 +429,7 @@ def test_data_that_are_gone_are_told_of(classification, tmp_path):
         in page.text
     )
     assert "Examples of run" not in page.tables
-    assert page.named("What came of it")[0]["validation accuracy"][1] > 0.5
+    assert page.named("Results")[0]["validation accuracy"][1] > 0.5
 
 
 def finished_copy(run, folder, evaluation=None, **model):
@@ -451,7 +451,7 @@ def without_examples(folder):
 def test_an_evaluation_on_the_validation_split_does_not_replace_that_of_the_training(classification, tmp_path):
     evaluation = {"split": "validation", "rows": 9, "loss": 9.5, "accuracy": 0.125}
     run = without_examples(finished_copy(classification, tmp_path / "run", evaluation))
-    (row,) = page_about(run, output=tmp_path / "page.html").named("What came of it")
+    (row,) = page_about(run, output=tmp_path / "page.html").named("Results")
     assert row["validation accuracy"][1] == read_json(run / "result.json")["validation_accuracy"] != 0.125
     assert row["evaluated on validation: accuracy"][1] == 0.125
     assert row["evaluated on validation: loss"][1] == 9.5
@@ -462,7 +462,7 @@ def test_runs_are_named_in_pictures_as_in_tables(classification, tmp_path):
     runs = [without_examples(finished_copy(classification, tmp_path / name / "run")) for name in ("one", "two")]
     (runs[1] / "metrics.jsonl").unlink()
     page = page_about(*runs, output=tmp_path / "page.html")
-    assert [row["run"][0] for row in page.named("What was run")] == ["one/run", "two/run"]
+    assert [row["run"][0] for row in page.named("Configuration")] == ["one/run", "two/run"]
     assert "Lines: training, validation, one/run." in page.alternatives[0]
 
 
@@ -474,7 +474,7 @@ def test_quality_of_causal_language_models_is_drawn_over_their_slots(trained_run
 
 
 def test_too_many_runs_for_one_picture_are_told(classification, tmp_path, monkeypatch):
-    monkeypatch.setattr(style, "TALLEST", 0.5)
+    monkeypatch.setattr(style, "MAX_HEIGHT", 0.5)
     runs = [without_examples(finished_copy(classification, tmp_path / name)) for name in ("one", "two")]
     page = page_about(*runs, output=tmp_path / "page.html")
     assert "Not drawn: too many runs or too long names for one picture" in page.text
@@ -484,8 +484,8 @@ def test_too_many_runs_for_one_picture_are_told(classification, tmp_path, monkey
 def test_a_finished_run_without_its_model_is_described_by_its_configuration(classification, tmp_path):
     run = without_examples(finished_copy(classification, tmp_path / "run"))
     shutil.rmtree(run / "model")
-    (row,) = page_about(run, output=tmp_path / "page.html").named("What was run")
-    assert (row["K"][0], row["width"][0]) == ("8", "32")
+    (row,) = page_about(run, output=tmp_path / "page.html").named("Configuration")
+    assert (row["K"][0], row["hidden size"][0]) == ("8", "32")
 
 
 # spectra
@@ -522,7 +522,7 @@ def test_a_spectrum_has_its_pictures_and_its_table(tmp_path):
 
 def test_saved_models_are_refused_by_name(classification, tmp_path):
     said = refused("report", classification, classification / "model", "--output", tmp_path / "page.html")
-    assert said.startswith(f"{classification / 'model'} is a saved model alone")
+    assert said.startswith(f"{classification / 'model'} is a saved model without a run")
     assert not (tmp_path / "page.html").exists()
 
 
@@ -547,7 +547,7 @@ def test_nothing_is_loaded_and_pictures_have_words(of_runs, of_table):
     assert "attacked" in of_runs[1].alternatives[0]
     assert "linformer-pytorch" not in of_table.alternatives[0]  # which has no point to draw
     assert "bert" not in of_table.alternatives[0]
-    assert "linformer-kit-none" in of_table.alternatives[0]
+    assert "full-attention" in of_table.alternatives[0]
 
 
 def test_tables_of_the_same_name_are_told_apart(tmp_path):
@@ -574,16 +574,16 @@ def test_numbers_without_end_sort_too(tmp_path):
 def test_what_cannot_be_read_or_written_is_told_at_once(tmp_path):
     table = write_table(tmp_path / "compare.csv", POINTS)
     there = tmp_path / "page.html"
-    assert f"there is no file or folder {tmp_path / 'gone'}" in refused("report", tmp_path / "gone", "--output", there)
-    assert f"--output is {tmp_path}, a folder" in refused("report", table, "--output", tmp_path)
+    assert f"{tmp_path / 'gone'} does not exist" in refused("report", tmp_path / "gone", "--output", there)
+    assert f"--output is {tmp_path}, a directory" in refused("report", table, "--output", tmp_path)
     assert "compare.csv is a file" in refused("report", table, "--output", table / "page.html")
-    assert "is neither the folder of a run" in refused("report", tmp_path, "--output", there)
+    assert "is neither a run" in refused("report", tmp_path, "--output", there)
     write_table(tmp_path / "damaged.csv", [{**POINTS[0], "seconds_median": "soon"}])
     assert "seconds_median is 'soon' in the row of linformer-kit, N=1024" in refused(
         "report", tmp_path / "damaged.csv", "--output", there
     )
     assert not there.exists()
-    assert "/proc cannot be written" in refused("report", table, "--output", "/proc/page.html")  # not even by root
+    assert "cannot write to /proc" in refused("report", table, "--output", "/proc/page.html")  # not even by root
     assert CliRunner().invoke(app, ["report"]).exit_code == 2
 
 

@@ -7,7 +7,7 @@ import pytest
 from test_report import ATTACK, POINTS, attacked_copy, point, unfinished_copy, write_table
 from training_zoo import command
 
-from linformer_kit.plots.costs import COLOURS
+from linformer_kit.plots.costs import COLORS
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = [
@@ -35,7 +35,7 @@ def page_path(trained_run, tmp_path_factory):
         for n in range(7, 17)
         for k in range(8, 128, 8)
     ]
-    others = [point(name, 1024, 0.25, 8, cpu="a wide one" * 3, note="in words " * 30) for name in COLOURS]
+    others = [point(name, 1024, 0.25, 8, cpu="a wide one" * 3, note="in words " * 30) for name in COLORS]
     table = write_table(folder / "compare.csv", [*POINTS, *many])
     wide = write_table(folder / "wide.csv", others)
     long = unfinished_copy(run, folder / ("a_run_with_a_long_name" * 8))
@@ -79,7 +79,7 @@ def opened(browser, page_path):
 
 
 def column(page, table, heading):
-    """What stands under a heading, from top to bottom."""
+    """The cells under a heading, from top to bottom."""
     return page.get_by_role("region", name=table, exact=True).evaluate(
         """(box, heading) => {
             const place = [...box.querySelectorAll("thead th")].findIndex((each) => each.textContent === heading);
@@ -100,17 +100,17 @@ def in_seconds(text):
 
 # contrast of the Web Content Accessibility Guidelines, of every element with text of its own against the ground behind it
 CONTRASTS = """() => {
-    const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
-    const luminance = (colour) => {
+    const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+    const luminance = (color) => {
         const linear = (each) => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4;
-        const [r, g, b] = numbers(colour).map((each) => linear(each / 255));
+        const [r, g, b] = numbers(color).map((each) => linear(each / 255));
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const ground = (element) => {
         for (let each = element; each; each = each.parentElement) {
-            const colour = getComputedStyle(each).backgroundColor, parts = numbers(colour);
-            if (parts.length === 3 || parts[3] === 1) return colour;
-            if (parts[3] !== 0) throw new Error("half transparent: " + colour);
+            const color = getComputedStyle(each).backgroundColor, parts = numbers(color);
+            if (parts.length === 3 || parts[3] === 1) return color;
+            if (parts[3] !== 0) throw new Error("half transparent: " + color);
         }
         throw new Error("nothing behind it");
     };
@@ -130,10 +130,10 @@ def test_it_fits_the_screen_and_can_be_read(opened, width, scheme):
     assert page.title() == "Report on 4 runs and 2 tables of measurements – linformer-kit"
     headings = [
         "Runs",
-        "Differences between the configurations",
-        "Pictures",
+        "Differences between runs",
+        "Figures",
         "Measurements",
-        "Examples to read",
+        "Examples",
         "Environment",
     ]
     assert page.locator("h2:visible").all_inner_texts() == headings
@@ -190,15 +190,15 @@ def test_numbers_sort_as_numbers_both_ways_with_what_is_missing_last(opened):
 
 def test_tables_sort_by_keyboard(opened):
     page = opened()
-    run = heading(page, "What was run", "K")
+    run = heading(page, "Configuration", "K")
     run.get_by_role("button").focus()
     for key, wanted in (("Enter", ["4", "4", "8", "8"]), ("Space", ["8", "8", "4", "4"])):
         page.keyboard.press(key)
-        assert column(page, "What was run", "K") == wanted
+        assert column(page, "Configuration", "K") == wanted
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
     assert run.get_attribute("aria-sort") == "none"
-    assert heading(page, "What was run", "attention").get_attribute("aria-sort") == "ascending"
+    assert heading(page, "Configuration", "attention").get_attribute("aria-sort") == "ascending"
 
 
 def test_a_long_table_keeps_its_headings_in_sight(opened):

@@ -18,8 +18,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from training_zoo import command, linformer, refused, the_error, yaml_for
 
-from linformer_kit.analysis.attention_weights import cut_pieces, load_encoder, longest_input, name_of, starts
-from linformer_kit.analysis.singular_values import curves_of, is_causal, needed, points_to_show, suggested
+from linformer_kit.analysis.attention_weights import cut_pieces, display_name, load_encoder, longest_input, piece_starts
+from linformer_kit.analysis.singular_values import (
+    is_causal,
+    rank_for_share,
+    share_curves,
+    stored_points,
+    suggest_lengths,
+)
 from linformer_kit.errors import UserError
 from linformer_kit.models.configuration_linformer import LinformerConfig
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM
@@ -101,19 +107,19 @@ def by_numpy(weights):
 
 def test_identical_rows_are_of_rank_one():
     weights = torch.rand(3, 1, 20).softmax(dim=-1).expand(3, 20, 20)
-    assert curves_of(weights) == pytest.approx(np.ones((3, 20)), abs=1e-6)
-    assert needed(curves_of(weights), 0.999).tolist() == [1, 1, 1]
+    assert share_curves(weights) == pytest.approx(np.ones((3, 20)), abs=1e-6)
+    assert rank_for_share(share_curves(weights), 0.999).tolist() == [1, 1, 1]
 
 
 def test_all_singular_values_of_the_identity_weigh_the_same():
-    assert curves_of(torch.eye(40)[None])[0] == pytest.approx(np.arange(1, 41) / 40, abs=1e-12)
-    assert needed(curves_of(torch.eye(40)[None]), 1 - 0.05).tolist() == [38]
+    assert share_curves(torch.eye(40)[None])[0] == pytest.approx(np.arange(1, 41) / 40, abs=1e-12)
+    assert rank_for_share(share_curves(torch.eye(40)[None]), 1 - 0.05).tolist() == [38]
 
 
 @pytest.mark.parametrize("rank", [1, 3, 7])
 def test_a_mixture_of_few_rows_is_of_that_rank(rank):
     mixed = torch.rand(2, 30, rank).softmax(dim=-1) @ torch.randn(2, rank, 30).mul(3).softmax(dim=-1)
-    shares = curves_of(mixed)
+    shares = share_curves(mixed)
     assert shares[:, rank - 1] == pytest.approx(np.ones(2), abs=1e-5)
     assert rank == 1 or (shares[:, rank - 2] < 0.9999).all()
 
@@ -121,14 +127,14 @@ def test_a_mixture_of_few_rows_is_of_that_rank(rank):
 @pytest.mark.parametrize("shape", [(4, 64, 64), (2, 64, 16), (2, 16, 64)])
 def test_curves_are_those_of_numpy_in_float64(shape):
     weights = torch.randn(shape).mul(4).softmax(dim=-1)
-    found = curves_of(weights)
+    found = share_curves(weights)
     assert found.shape == (shape[0], min(shape[1:]))
     assert np.abs(found - by_numpy(weights)).max() < 1e-6
 
 
 def test_half_precision_weights_are_measured_as_well():
     weights = torch.randn(2, 16, 16).softmax(dim=-1).bfloat16()
-    assert np.abs(curves_of(weights) - by_numpy(weights)).max() < 1e-6
+    assert np.abs(share_curves(weights) - by_numpy(weights)).max() < 1e-6
 
 
 def test_a_causal_matrix_is_known_by_its_zeros():
@@ -141,7 +147,7 @@ def test_a_causal_matrix_is_known_by_its_zeros():
 
 
 matrices = st.builds(
-    lambda seed, heads, size, sharpness: curves_of(
+    lambda seed, heads, size, sharpness: share_curves(
         torch.randn(heads, size, size, generator=torch.Generator().manual_seed(seed)).mul(sharpness).softmax(dim=-1)
     ),
     seed=st.integers(0, 1000),
@@ -155,12 +161,12 @@ errors = st.floats(1e-6, 1 - 1e-6)
 @given(matrices, errors, errors)
 def test_a_larger_error_never_asks_for_a_larger_k(curves, one, other):
     low, high = sorted((one, other))
-    assert suggested([curves], high) <= suggested([curves], low)
+    assert suggest_lengths([curves], high) <= suggest_lengths([curves], low)
 
 
 @given(matrices, errors)
 def test_the_suggestion_keeps_what_it_promises_and_rounding_is_all_it_adds(curves, error):
-    (k,) = suggested([curves], error)
+    (k,) = suggest_lengths([curves], error)
     mean = curves.mean(axis=0)
     assert mean[k - 1] >= 1 - error - 1e-9
     assert k % 8 == 0 or k == len(mean)
@@ -170,14 +176,14 @@ def test_the_suggestion_keeps_what_it_promises_and_rounding_is_all_it_adds(curve
 def test_heads_that_need_little_do_not_hide_one_that_needs_much():
     """The mean of the needed k would be 48 here, at which the heads keep 74 % on average."""
     curves = np.stack([np.arange(1, 101) / 100, np.ones(100)])
-    assert needed(curves, 0.95).tolist() == [95, 1]
-    assert suggested([curves], 0.05) == [96]
-    assert needed(curves.mean(axis=0), 0.95) == 90
+    assert rank_for_share(curves, 0.95).tolist() == [95, 1]
+    assert suggest_lengths([curves], 0.05) == [96]
+    assert rank_for_share(curves.mean(axis=0), 0.95) == 90
 
 
 @given(st.integers(1, 5000))
 def test_shown_points_hold_both_ends_and_all_small_ones(count):
-    shown = points_to_show(count)
+    shown = stored_points(count)
     assert shown == sorted(set(shown))
     assert shown[: min(count, 32)] == list(range(1, min(count, 32) + 1))
     assert shown[-1] == count
@@ -190,7 +196,7 @@ def test_shown_points_hold_both_ends_and_all_small_ones(count):
 
 @given(st.integers(1, 2000), st.integers(1, 100), st.integers(1, 20))
 def test_pieces_do_not_overlap_and_are_spread_over_the_whole_text(tokens, own, pieces):
-    found = starts(tokens, own, pieces)
+    found = piece_starts(tokens, own, pieces)
     assert len(found) == max(1, min(pieces, tokens // own))
     assert all(after - before >= own for before, after in pairwise(found))
     assert len(found) == 1 or (found[0], found[-1] + own) == (0, tokens)
@@ -255,8 +261,8 @@ def test_the_suggestion_is_a_setting_of_linformer_train(tmp_path, text):
     assert LinformerConfig(**model_settings(config.model)).projected_lengths == wanted
     shown = [line.split() for line in said.splitlines() if line[:1].isdigit()]
     assert shown == [list(row.values()) for row in rows(tmp_path / "layers.csv")]
-    assert "lose 0.1 of the sum at most" in said
-    assert "no promise of quality" in said
+    assert "loses at most 0.1 of the sum" in said
+    assert "does not guarantee quality" in said
 
 
 @pytest.mark.parametrize(
@@ -303,7 +309,7 @@ def test_causal_attention_is_measured_and_told(tmp_path, text):
         tmp_path / "gpt", transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
     )
     arguments = ("--text", text, "--length", 50, "--pieces", 2, "--output", tmp_path / "out")
-    assert "The attention is causal; projected_length is for encoders" in command("spectrum", gpt, *arguments).stdout
+    assert "The attention is causal; projected_length applies to encoders" in command("spectrum", gpt, *arguments).stdout
     assert "The attention is causal" not in command("spectrum", bert(tmp_path / "bert"), *arguments).stdout
 
 
@@ -323,13 +329,13 @@ def test_a_short_text_gives_fewer_or_shorter_pieces_and_that_is_told(tmp_path, t
     said = command(
         "spectrum", folder, "--text", text, "--length", 60, "--pieces", 5, "--output", tmp_path / "out"
     ).stdout
-    assert said.splitlines()[0] == "The text is short: 3 × 60 tokens are measured instead of 5 × 60."
+    assert said.splitlines()[0] == "The text is short: measuring 3 × 60 tokens instead of 5 × 60."
     short = tmp_path / "short.txt"
     short.write_text("w1 w2 w3", encoding="utf-8")
     said = command(
         "spectrum", folder, "--text", short, "--length", 60, "--pieces", 5, "--output", tmp_path / "out"
     ).stdout
-    assert said.splitlines()[0] == "The text is short: 1 × 5 tokens are measured instead of 5 × 60."
+    assert said.splitlines()[0] == "The text is short: measuring 1 × 5 tokens instead of 5 × 60."
     assert {row["length"] for row in rows(tmp_path / "out" / "ranks.csv")} == {"5"}
     several = ("--text", short, "--text", text)
     said = command("spectrum", folder, *several, "--length", 60, "--pieces", 3, "--output", tmp_path / "out").stdout
@@ -371,8 +377,8 @@ def test_models_without_whole_attention_weights_are_refused(tmp_path, text):
     )
     longformer = saved(tmp_path / "longformer", transformers.LongformerModel(windows))
     for folder, said in (
-        (fnet, "a FNetModel, gives no attention weights"),
-        (longformer, "of the shape (1, 2, 50, 9) in layer 1"),
+        (fnet, "a FNetModel, returns no attention weights"),
+        (longformer, "of shape (1, 2, 50, 9) in layer 1"),
     ):
         assert said in refused("spectrum", folder, "--text", text, "--length", 50, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -382,7 +388,7 @@ def test_models_without_whole_attention_weights_are_refused(tmp_path, text):
 def test_a_causal_linformer_is_refused_even_if_the_text_is_shorter_than_a_block(tmp_path, text, length):
     causal = linformer_model(tmp_path / "causal", LinformerForCausalLM, block_length=16)
     said = refused("spectrum", causal, "--text", text, "--length", length, "--output", tmp_path / "out")
-    assert "a causal Linformer, whose tokens attend to shortened blocks of 16 tokens" in said
+    assert "a causal Linformer, whose tokens attend to projected blocks of 16 tokens" in said
 
 
 def test_a_causal_linformer_with_full_attention_is_measured(tmp_path, text):
@@ -395,7 +401,7 @@ def test_a_model_is_named_by_the_end_of_its_path(tmp_path, monkeypatch):
     folder = bert(tmp_path / "bert")
     monkeypatch.chdir(folder)
     assert load_encoder(".").name == f"{tmp_path.name}/bert"
-    assert (name_of("/proc"), name_of("somebody/else")) == ("proc", "somebody/else")
+    assert (display_name("/proc"), display_name("somebody/else")) == ("proc", "somebody/else")
 
 
 def test_special_tokens_that_are_written_out_are_text(tmp_path):
@@ -460,7 +466,7 @@ def test_pickled_weights_are_never_loaded(tmp_path, text):
     folder = bert(tmp_path / "bert")
     torch.save(transformers.AutoModel.from_pretrained(folder).state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert "no folder with a model (safetensors)" in refused(
+    assert "not a directory with a model (safetensors)" in refused(
         "spectrum", folder, "--text", text, "--output", tmp_path / "out"
     )
 
@@ -478,11 +484,11 @@ def test_texts_that_are_none_are_refused(tmp_path, text):
     binary.write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
     zeros.write_bytes(bytes(10))
     for path, said in (
-        (missing, "which cannot be read (No such file or directory); give a file with text in UTF-8"),
+        (missing, "which cannot be read (No such file or directory); give a UTF-8 text file"),
         (empty, "which is empty; give a file with text"),
-        (binary, "which is no text in UTF-8; give a text file, unpacked and without layout"),
-        (zeros, "which is no text in UTF-8; give a text file, unpacked and without layout"),
-        (tmp_path, "a folder; give a file of it"),
+        (binary, "which is not UTF-8 text; give a plain text file"),
+        (zeros, "which is not UTF-8 text; give a plain text file"),
+        (tmp_path, "a directory; give a file in it"),
     ):
         assert (
             refused("spectrum", "nothing/here", "--text", text, "--text", path, "--output", tmp_path / "out")
@@ -493,7 +499,7 @@ def test_texts_that_are_none_are_refused(tmp_path, text):
 def test_an_output_that_cannot_be_written_is_told_before_anything_is_loaded(tmp_path, text):
     for folder in (text, text / "below"):
         said = refused("spectrum", "nothing/here", "--text", text, "--output", folder)
-        assert said == f"--output is {folder}, but {text} is a file; give another folder"
+        assert said == f"{text} is a file where a directory is needed; choose another directory with --output"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -511,7 +517,7 @@ def test_a_folder_without_a_model_is_told_in_one_line(tmp_path, text):
     for folder in (tmp_path, tmp_path / "no-such-folder"):
         said = refused("spectrum", folder, "--text", text, "--output", tmp_path / "out")
         assert not (tmp_path / "out").exists()
-        assert said.startswith(f"MODEL is {str(folder)!r}: no run, no folder with a model (safetensors)")
+        assert said.startswith(f"MODEL is {str(folder)!r}: not a run, not a directory with a model (safetensors)")
 
 
 def test_a_name_that_the_hub_cannot_be_asked_for_is_told_in_one_line(tmp_path, text):
@@ -520,4 +526,4 @@ def test_a_name_that_the_hub_cannot_be_asked_for_is_told_in_one_line(tmp_path, t
         "spectrum", "nobody/nothing", "--text", text, "--output", tmp_path / "out", cwd=tmp_path, check=False
     )
     assert done.returncode == 2
-    assert the_error(done.stderr).startswith("MODEL is 'nobody/nothing': no run, no folder with a model (safetensors)")
+    assert the_error(done.stderr).startswith("MODEL is 'nobody/nothing': not a run, not a directory with a model (safetensors)")
