@@ -1,4 +1,4 @@
-"""The demo: the files it finds, how they are split, what it trains, shows and flatten_keys."""
+"""The demo: the files it finds, their splits, what it trains, prints and writes."""
 
 import csv
 import gzip
@@ -22,8 +22,9 @@ from typer.testing import CliRunner
 
 from linformer_kit import demo
 from linformer_kit.cli import app
-from linformer_kit.demo import files, show
+from linformer_kit.demo import files
 from linformer_kit.demo.files import SPLITS, WINDOW, Source, Wanted
+from linformer_kit.formatting import format_duration
 
 FEW = Wanted(
     examples={"train": 12, "validation": 4, "test": 4},
@@ -186,8 +187,8 @@ def test_a_file_that_is_gone_or_locked_is_left_out(tmp_path):
         ("Python", b" " * 1000, False),
     ],
 )
-def test_a_window_must_have_something_to_be_recognised_by(kind, window, shows):
-    assert files.shows_its_kind(files.Example(window.decode("latin-1"), kind, "a", "a/b")) == shows
+def test_a_window_must_be_typical_of_its_kind(kind, window, shows):
+    assert files.is_typical(files.Example(window.decode("latin-1"), kind, "a", "a/b")) == shows
 
 
 # where files are, and whose
@@ -246,7 +247,7 @@ def test_our_own_files_are_left_out(tmp_path):
 # windows
 
 
-@given(size=st.integers(files.SHORTEST, 10 * WINDOW), seed=st.integers(0, 10**6))
+@given(size=st.integers(files.MIN_SIZE, 10 * WINDOW), seed=st.integers(0, 10**6))
 def test_windows_lie_in_the_file_and_do_not_overlap(size, seed):
     starts = files.window_starts(size, str(seed))
     assert len(starts) == max(1, size // WINDOW)
@@ -296,9 +297,9 @@ def test_every_kind_is_in_every_split_and_no_package_rules(site):
     assert found.kinds == ["Python", "JSON"]
     for kind in found.kinds:
         assert found.count(kind, "train") == 12
-        assert len(found.packages(kind, "train")) > 3
-        assert found.packages(kind, "validation")
-        assert found.packages(kind, "test")
+        assert len(found.packages("train", kind)) > 3
+        assert found.packages("validation", kind)
+        assert found.packages("test", kind)
 
 
 @pytest.mark.parametrize("count", [6, 8, 30])
@@ -364,23 +365,23 @@ def test_half_written_examples_are_no_examples(site, tmp_path, monkeypatch):
 
 def test_a_kind_with_too_few_packages_or_examples_is_left_out_with_the_reason(site):
     found = files.gather(site, FEW)
-    assert found.left_out["HTML or XML"] == "of which only 1 packages have files; 6 are needed"
+    assert found.left_out["HTML or XML"] == "only 1 packages have such files; 6 are needed"
     assert "HTML or XML" not in {example.label for examples in found.splits.values() for example in examples}
     many = Wanted(**{**vars(FEW), "least": {"train": 6, "validation": 2, "test": 5}})
     assert (
         files.gather(site, many).left_out["JSON"]
-        == "of which there are too few examples: 12 for train, 4 for validation, 4 for test"
+        == "too few examples: 12 for train, 4 for validation, 4 for test"
     )
 
 
 def test_this_python_has_files_of_many_kinds():
-    found = files.gather(files.installation(), FEW)
+    found = files.gather(files.installed_files(), FEW)
     assert {"Python", "C or C++", "machine code", "English"} <= set(found.kinds)
     packages = [{example.package for example in found.splits[split]} for split in SPLITS]
     assert sum(map(len, packages)) == len(set.union(*packages))
 
 
-# what it flatten_keys behind
+# what it writes
 
 
 def test_the_csv_holds_what_was_measured(tiny):
@@ -389,14 +390,14 @@ def test_the_csv_holds_what_was_measured(tiny):
         rows = list(csv.DictReader(file))
     table = {(row["quantity"], row["of"], row["by"]): float(row["value"]) for row in rows}
     assert len(table) == len(rows)  # no row twice
-    assert table["accuracy", "test", ""] == result.accuracy
-    assert table["examples", "JSON", "train"] == result.found.count("JSON", "train") == 12
-    right = sum(table["taken for", kind, kind] for kind in result.kinds)
-    tested = sum(value for (quantity, *_), value in table.items() if quantity == "taken for")
-    assert tested == len(result.found.splits["test"])
-    assert right / tested == pytest.approx(result.accuracy)
+    assert table["accuracy", "test", ""] == result.metrics["accuracy"]
+    assert table["examples", "JSON", "train"] == result.dataset.count("JSON", "train") == 12
+    right = sum(table["confusion", kind, kind] for kind in result.kinds)
+    tested = sum(value for (quantity, *_), value in table.items() if quantity == "confusion")
+    assert tested == len(result.dataset.splits["test"])
+    assert right / tested == pytest.approx(result.metrics["accuracy"])
     for length in TINY.lengths:
-        for name in show.NAMES:
+        for name in demo.MODELS:
             assert table["seconds per document", name, str(length)] == result.document_seconds[length][name] > 0
     assert {step for quantity, step, _ in table if quantity == "seconds"} == {
         "gathering",
@@ -409,12 +410,12 @@ def test_the_csv_holds_what_was_measured(tiny):
 def test_the_accuracy_is_that_of_the_evaluation_on_the_held_out_files(tiny):
     result, folder, _ = tiny
     stored = json.loads((folder / demo.RUN / "evaluation.json").read_text())
-    assert (stored["split"], stored["accuracy"]) == ("test", result.accuracy)
-    truths = Counter(example.label for example in result.found.splits["test"])
+    assert (stored["split"], stored["accuracy"]) == ("test", result.metrics["accuracy"])
+    truths = Counter(example.label for example in result.dataset.splits["test"])
     assert [sum(counts) for counts in result.confusion] == [truths[kind] for kind in result.kinds]
 
 
-def test_the_kinds_are_put_in_our_order():
+def test_similar_kinds_are_next_to_each_other():
     metrics = {
         "accuracy": 0.5,
         "macro_f1": 0.5,
@@ -422,13 +423,13 @@ def test_the_kinds_are_put_in_our_order():
         "confusion": [[1, 2], [3, 4]],
         "loss": 1.0,
     }
-    ours = {"accuracy": 0.5, "macro_f1": 0.5, "kinds": ["Python", "JSON"], "confusion": [[4, 3], [2, 1]]}
-    assert demo.in_our_order(metrics) == ours
+    result = demo.Result(files.Dataset({}), metrics, {}, {})
+    assert (result.kinds, result.confusion) == (["Python", "JSON"], [[4, 3], [2, 1]])
 
 
-def test_the_twins_differ_in_the_projection_alone(tiny):
+def test_the_timed_models_differ_only_in_the_projection(tiny):
     _, folder, _ = tiny
-    ours, full = (model.config.to_diff_dict() for model in demo.twins(folder / demo.RUN / "model", 200).values())
+    ours, full = (model.config.to_diff_dict() for model in demo.models_of_length(folder / demo.RUN / "model", 200).values())
     assert {key for key in {**ours, **full} if ours.get(key) != full.get(key)} == {"projection"}
     assert ours["max_position_embeddings"] == 200
 
@@ -449,10 +450,10 @@ def test_nothing_else_is_left(tiny):
 
 def test_the_printed_numbers_are_those_measured(tiny):
     result, folder, printed = tiny
-    assert f"Right: {show.percent(result.accuracy)} of 8 pieces" in printed
-    assert "Left out: HTML or XML, of which only 1 packages have files; 6 are needed." in printed
+    assert f"Correct: {result.metrics['accuracy']:.1%} of 8 pieces" in printed
+    assert "Left out: HTML or XML, only 1 packages have such files; 6 are needed." in printed
     for seconds in result.document_seconds.values():
-        assert f"{1e3 * seconds['Linformer']:.1f}" in printed
+        assert format_duration(seconds["Linformer"]) in printed
     assert str(folder / demo.PICTURE) in printed
     assert "\x1b" not in printed
 
@@ -478,10 +479,10 @@ def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site):
     printed = io.StringIO()
     # what is installed may have changed in between
     again = demo.run(folder, Console(file=printed, width=80, force_terminal=True), TINY, site[:5])
-    assert "examples are those of an earlier run" in printed.getvalue()
+    assert "Using the examples of an earlier run" in printed.getvalue()
     assert "is finished" in printed.getvalue()
     assert "━" in printed.getvalue()  # a terminal shows bars
-    assert (again.confusion, again.found.splits) == (result.confusion, result.found.splits)
+    assert (again.confusion, again.dataset.splits) == (result.confusion, result.dataset.splits)
     assert weights.stat().st_mtime_ns == before
     assert (folder / demo.PICTURE).read_bytes().startswith(b"\x89PNG")
     assert (folder / demo.NUMBERS).read_text().startswith("quantity,")
@@ -536,14 +537,14 @@ def test_an_output_whose_folders_are_files(tmp_path, name):
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("missing", demo.NEEDED)
+@pytest.mark.parametrize("missing", demo.REQUIRED)
 def test_without_a_package_it_says_what_to_install(tmp_path, monkeypatch, missing):
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == missing else name)
     fails_in_one_line(linformer("demo", "--output", str(tmp_path)), missing, 'pip install "linformer-kit[train]"')
 
 
 def test_too_few_files_altogether(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "installation", list)
+    monkeypatch.setattr(demo, "installed_files", list)
     result = linformer("demo", "--output", str(tmp_path))
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: this Python has too few files")
@@ -565,11 +566,11 @@ def test_an_interrupt_while_training_says_how_to_go_on(tmp_path, monkeypatch):
     def stopped(*_):
         raise Stopped("stopped at step 3", 130)
 
-    monkeypatch.setattr(demo, "find_examples", lambda *_: files.Found({split: [] for split in SPLITS}))
+    monkeypatch.setattr(demo, "find_examples", lambda *_: files.Dataset({split: [] for split in SPLITS}))
     monkeypatch.setattr(train, "train", stopped)
     result = linformer("demo", "--output", str(tmp_path / "a demo"))
     assert result.exit_code == 130
-    assert result.stderr == f"Stopped and saved. To go on: linformer demo --output '{tmp_path}/a demo'\n"
+    assert result.stderr == f"Stopped and saved. To resume: linformer demo --output '{tmp_path}/a demo'\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")

@@ -617,9 +617,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(tmp_path, fi
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table)
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table / "plots" / "x.png")
     assert "give a .png or .svg file" in refused("plot", tmp_path / "is not read", "--output", tmp_path / "x.pdf")
-    assert "2 figures: costs, learning" in refused(
-        "plot", table, finished, "--output", tmp_path / "x.png"
-    )
+    assert "2 figures: costs, learning" in refused("plot", table, finished, "--output", tmp_path / "x.png")
     assert "cannot write to /proc" in refused("plot", tmp_path / "is not read", "--output", "/proc/plots")
     assert [path.name for path in tmp_path.iterdir()] == ["points.csv"]
 

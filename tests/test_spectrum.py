@@ -309,7 +309,9 @@ def test_causal_attention_is_measured_and_told(tmp_path, text):
         tmp_path / "gpt", transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
     )
     arguments = ("--text", text, "--length", 50, "--pieces", 2, "--output", tmp_path / "out")
-    assert "The attention is causal; projected_length applies to encoders" in command("spectrum", gpt, *arguments).stdout
+    assert (
+        "The attention is causal; projected_length applies to encoders" in command("spectrum", gpt, *arguments).stdout
+    )
     assert "The attention is causal" not in command("spectrum", bert(tmp_path / "bert"), *arguments).stdout
 
 
@@ -526,4 +528,6 @@ def test_a_name_that_the_hub_cannot_be_asked_for_is_told_in_one_line(tmp_path, t
         "spectrum", "nobody/nothing", "--text", text, "--output", tmp_path / "out", cwd=tmp_path, check=False
     )
     assert done.returncode == 2
-    assert the_error(done.stderr).startswith("MODEL is 'nobody/nothing': not a run, not a directory with a model (safetensors)")
+    assert the_error(done.stderr).startswith(
+        "MODEL is 'nobody/nothing': not a run, not a directory with a model (safetensors)"
+    )

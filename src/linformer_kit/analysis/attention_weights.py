@@ -91,7 +91,7 @@ def longest_input(model: Any) -> int | None:
 
 
 def cut_pieces(encoder: Encoder, texts: list[str], length: int, pieces: int) -> list[list[int]]:
-    """Up to `pieces` pieces of `length` tokens, spread evenly over the concatenated texts; a shorter text is one piece."""
+    """Up to `pieces` pieces of `length` tokens, spread evenly over the texts; a shorter text is one piece."""
     most = longest_input(encoder.model)
     if most is not None and length > most:
         raise UserError(

@@ -42,7 +42,9 @@ def describe_source(model: str, pieces: int, length: int) -> str:
 
 
 def write_tables(spectrum: Spectrum, error: float, directory: Path) -> None:
-    heads = [(layer, head, curve) for layer, curves in enumerate(spectrum.layers, 1) for head, curve in enumerate(curves, 1)]
+    heads = [
+        (layer, head, curve) for layer, curves in enumerate(spectrum.layers, 1) for head, curve in enumerate(curves, 1)
+    ]
     points = [
         {"layer": str(layer), "head": str(head), "k": str(k), "share": as_text(float(curve[k - 1]))}
         for layer, head, curve in heads

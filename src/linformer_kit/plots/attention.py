@@ -48,7 +48,9 @@ def draw_heads(layers_HNK: Sequence[np.ndarray], labels: list[str], slots: Seque
     # titles, tick labels and the footnote need room, too
     figure, grid = style.new_figure(count, heads, width=width, height=height + 0.12 + 0.9 / count)
     lowest, highest = min(float(layer.min()) for layer in layers_HNK), max(float(layer.max()) for layer in layers_HNK)
-    scale = PowerNorm(0.5, lowest, highest)  # one scale for all; the root keeps small weights visible next to one near 1
+    scale = PowerNorm(
+        0.5, lowest, highest
+    )  # one scale for all; the root keeps small weights visible next to one near 1
     for place, axes in enumerate(grid):
         layer, head = divmod(place, heads)
         image = axes.imshow(layers_HNK[layer][head], COLOR_MAP, aspect="auto", norm=scale)

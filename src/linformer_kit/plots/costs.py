@@ -78,7 +78,9 @@ class Panel:
 def complete_rows(rows: Iterable[Row]) -> list[Row]:
     """Rows with every column that is drawn, empty where an older table lacks it, and with today's names."""
     complete: list[Row] = [{**dict.fromkeys(COLUMNS, ""), **row} for row in rows]
-    return [row | {"implementation": FORMER_NAMES.get(row["implementation"], row["implementation"])} for row in complete]
+    return [
+        row | {"implementation": FORMER_NAMES.get(row["implementation"], row["implementation"])} for row in complete
+    ]
 
 
 def draw_costs(tables: Tables) -> "Figure":

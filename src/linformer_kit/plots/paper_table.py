@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 ROWS = (128, 256, 512, 1024, 2048)  # the K of the table
 
+
 def draw_paper_table(cells: Sequence[Row], facts: Row) -> "Figure":
     """Heat maps of time and memory saved over N and K; `facts` is a row of the table, with sizes and machine.
 

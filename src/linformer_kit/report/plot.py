@@ -54,9 +54,7 @@ def figures(paths: Sequence[Path], what: str | None = None, text: str | None = N
     if what:
         check_inputs(inputs, what)
     elif inputs.models:
-        raise UserError(
-            f"{inputs.models[0]} is a saved model; give it alone, with --what heads or --what slots"
-        )
+        raise UserError(f"{inputs.models[0]} is a saved model; give it alone, with --what heads or --what slots")
     return {**{kind: make_figure(kind, inputs, text) for kind in kinds}, **draw_spectra(list(inputs.spectra.values()))}
 
 
@@ -105,9 +103,7 @@ def make_figure(what: str, inputs: Inputs, text: str | None) -> "Figure":
 
         rows = [row for table in inputs.tables.values() for row in table]
         if not (found := cells(rows)):
-            raise UserError(
-                "the table has no encoder of linformer-kit; run `linformer compare --preset paper-table-3`"
-            )
+            raise UserError("the table has no encoder of linformer-kit; run `linformer compare --preset paper-table-3`")
         return draw_paper_table(found, rows[0])
     if what in OF_RUNS:
         from .series import draw_learning, draw_quality, draw_sharing

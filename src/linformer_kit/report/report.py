@@ -32,7 +32,10 @@ def report(paths: list[Path], output: Path) -> None:
     check_writable(output.parent, CHOOSE_OUTPUT)
     inputs = read_inputs(paths)
     if inputs.models:
-        names, are = ", ".join(map(str, inputs.models)), "is a saved model" if len(inputs.models) == 1 else "are saved models"
+        names, are = (
+            ", ".join(map(str, inputs.models)),
+            "is a saved model" if len(inputs.models) == 1 else "are saved models",
+        )
         raise UserError(f"{names} {are} without a run; give runs, spectra, or tables of `linformer compare`")
     page = render_page(inputs)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +60,9 @@ def render_page(inputs: Inputs) -> str:
         signatures=metric_signatures(runs),
         differences=difference_table(runs) if len(runs) > 1 else None,
         figures=draw_figures(inputs),
-        measurements=[(name, common_sizes(rows), measurement_table(name, rows)) for name, rows in inputs.tables.items()],
+        measurements=[
+            (name, common_sizes(rows), measurement_table(name, rows)) for name, rows in inputs.tables.items()
+        ],
         spectra=[read_spectrum(name, folder) for name, folder in inputs.spectra.items()],
         examples=[read_examples(run) for run in runs],
         environments=[

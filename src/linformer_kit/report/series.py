@@ -91,12 +91,12 @@ def final_metrics(runs: Sequence[Run]) -> tuple[str, list[float]]:
         return f"validation {LABELS[metric]}", values
     run = next(run for run, value in zip(runs, on_validation, strict=True) if value is None)
     if not run.is_finished:
-        raise UserError(f"the run {run.name} is not finished; resume it: `linformer train {run.folder / 'config.yaml'}`")
+        raise UserError(
+            f"the run {run.name} is not finished; resume it: `linformer train {run.folder / 'config.yaml'}`"
+        )
     commands = [f"`linformer evaluate {run.folder}`" for run, value in zip(runs, on_test, strict=True) if value is None]
     remedy = "; ".join(f"run {each}" for each in commands) or "run `linformer evaluate` with the same --beams"
-    raise UserError(
-        f"the run {run.name} has no validation {metric}, and not all runs have a test {metric}; {remedy}"
-    )
+    raise UserError(f"the run {run.name} has no validation {metric}, and not all runs have a test {metric}; {remedy}")
 
 
 def complete_numbers(values: Sequence[Any]) -> list[float] | None:
