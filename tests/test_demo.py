@@ -25,6 +25,7 @@ from linformer_kit.cli import app
 from linformer_kit.demo import files
 from linformer_kit.demo.files import SPLITS, WINDOW, Source, Wanted
 from linformer_kit.formatting import format_duration
+from linformer_kit.plots.demo import draw_demo
 
 FEW = Wanted(
     examples={"train": 12, "validation": 4, "test": 4},
@@ -50,7 +51,7 @@ TINY = demo.Settings(
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Beside other work, threads that wait for each other make tiny models many times slower."""
+    """On a busy machine, threads that wait for each other make tiny models many times slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -62,7 +63,7 @@ def words(chance: random.Random, number: int) -> list[str]:
 
 
 def python_text(seed: str, functions: int = 60) -> bytes:
-    """Python that occurs nowhere else."""
+    """Python code that occurs nowhere else."""
     chance = random.Random(seed)
     bodies = (words(chance, 3) for _ in range(functions))
     return "".join(f"def {one}({two}):\n    return {two} + {three}\n\n" for one, two, three in bodies).encode()
@@ -81,7 +82,7 @@ def make_site(folder: Path, packages: int = 9) -> list[Source]:
         for file in range(4):
             (package / f"module{file}.py").write_bytes(python_text(f"{number} {file}"))
             (package / f"table{file}.json").write_bytes(json_text(f"{number} {file}"))
-        # what every package has a copy of, and what every package has nearly a copy of
+        # an exact and a near copy in every package
         (package / "copied.py").write_bytes(python_text("copied"))
         (package / "changed.py").write_bytes(f"owner_of_this_file_is = {number}\n".encode() + python_text("changed"))
     (folder / "package0" / "page.html").write_bytes(b"<p>a paragraph</p>\n" * 300)
@@ -95,7 +96,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory, site):
-    """The demo, run once with tiny settings: the result, its folder and what it printed."""
+    """The demo, run once with tiny settings: result, directory and output."""
     folder, printed = tmp_path_factory.mktemp("demo") / "new" / "a: demo", io.StringIO()
     result = demo.run(folder, Console(file=printed, width=80), TINY, site)
     return result, folder, printed.getvalue()
@@ -105,7 +106,7 @@ def linformer(*arguments: str):
     return CliRunner().invoke(app, arguments)
 
 
-# what a file is
+# kinds
 
 
 ENGLISH = b"This is the text of a manual, and it is for the people who want to read it in a chair. " * 10
@@ -160,7 +161,7 @@ def test_name_and_content_must_agree(tmp_path, name, content, kind):
     assert confirmed == ([] if kind is None else [kind])
 
 
-def test_a_file_that_is_gone_or_locked_is_left_out(tmp_path):
+def test_an_unreadable_file_is_left_out(tmp_path):
     assert files.confirmed_size("Python", Source(str(tmp_path / "gone.py"), "a", "a/gone.py")) == 0
     assert files.confirmed_size("Python", Source(str(tmp_path), "a", "a/folder.py")) == 0
 
@@ -191,7 +192,7 @@ def test_a_window_must_be_typical_of_its_kind(kind, window, shows):
     assert files.is_typical(files.Example(window.decode("latin-1"), kind, "a", "a/b")) == shows
 
 
-# where files are, and whose
+# files and their packages
 
 
 def test_a_distribution_owns_all_its_folders(tmp_path):
@@ -275,7 +276,7 @@ def test_no_package_and_no_content_is_in_two_splits(site, seed):
     assert len(texts) == len(set(texts))
 
 
-def test_nearly_a_copy_is_left_out_of_later_splits(site):
+def test_near_copies_are_left_out_of_later_splits(site):
     everything = dict.fromkeys(SPLITS, 1000)  # of examples that may be drawn
     found = files.gather(site, Wanted(**{**vars(FEW), "examples": everything}))
     for name in ("copied.py", "changed.py"):
@@ -292,7 +293,7 @@ def test_nearly_a_copy_is_left_out_of_later_splits(site):
         assert len(own & (lines["train"] | lines["validation"])) <= len(own) / 2
 
 
-def test_every_kind_is_in_every_split_and_no_package_rules(site):
+def test_every_kind_is_in_every_split_and_no_package_dominates(site):
     found = files.gather(site, FEW)
     assert found.kinds == ["Python", "JSON"]
     for kind in found.kinds:
@@ -305,7 +306,7 @@ def test_every_kind_is_in_every_split_and_no_package_rules(site):
 @pytest.mark.parametrize("count", [6, 8, 30])
 def test_each_split_has_its_share_of_every_kind(count):
     packages = {f"package{number}": 1 + number % 5 for number in range(count)}
-    # the rarer kind chooses first, the other around it
+    # the rarer kind is split first
     rare = dict.fromkeys(list(packages)[:6], 2)
     home = files.split_packages({"common": packages, "rare": rare}, Wanted())
     for weights in (packages, rare):
@@ -317,7 +318,7 @@ def test_each_split_has_its_share_of_every_kind(count):
     assert set(home) == set(packages)
 
 
-def test_an_example_is_a_piece_of_its_file_and_tells_no_path(site):
+def test_an_example_is_a_piece_of_its_file_and_has_no_absolute_path(site):
     paths = {source.name: Path(source.path) for source in site}
     for example in files.gather(site, FEW).splits["train"]:
         assert not Path(example.file).is_absolute()
@@ -343,7 +344,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(site, tmp_p
     assert one != three
 
 
-def test_what_was_written_is_read(site, tmp_path):
+def test_examples_are_read_as_written(site, tmp_path):
     found = files.gather(site, FEW)
     files.write_examples(found, tmp_path / "data")
     again = files.read_examples(tmp_path / "data")
@@ -352,7 +353,7 @@ def test_what_was_written_is_read(site, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_half_written_examples_are_no_examples(site, tmp_path, monkeypatch):
+def test_examples_are_written_completely_or_not_at_all(site, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -368,10 +369,7 @@ def test_a_kind_with_too_few_packages_or_examples_is_left_out_with_the_reason(si
     assert found.left_out["HTML or XML"] == "only 1 packages have such files; 6 are needed"
     assert "HTML or XML" not in {example.label for examples in found.splits.values() for example in examples}
     many = Wanted(**{**vars(FEW), "least": {"train": 6, "validation": 2, "test": 5}})
-    assert (
-        files.gather(site, many).left_out["JSON"]
-        == "too few examples: 12 for train, 4 for validation, 4 for test"
-    )
+    assert files.gather(site, many).left_out["JSON"] == "too few examples: 12 for train, 4 for validation, 4 for test"
 
 
 def test_this_python_has_files_of_many_kinds():
@@ -429,7 +427,9 @@ def test_similar_kinds_are_next_to_each_other():
 
 def test_the_timed_models_differ_only_in_the_projection(tiny):
     _, folder, _ = tiny
-    ours, full = (model.config.to_diff_dict() for model in demo.models_of_length(folder / demo.RUN / "model", 200).values())
+    ours, full = (
+        model.config.to_diff_dict() for model in demo.models_of_length(folder / demo.RUN / "model", 200).values()
+    )
     assert {key for key in {**ours, **full} if ours.get(key) != full.get(key)} == {"projection"}
     assert ours["max_position_embeddings"] == 200
 
@@ -441,6 +441,18 @@ def test_the_picture_is_a_png_with_something_on_it(tiny):
     pixels = imread(folder / demo.PICTURE)
     assert pixels.shape[1] > 1000
     assert pixels.min() < pixels.max()
+
+
+def test_the_confusion_matrix_has_true_classes_in_rows():
+    left, right = draw_demo(["Python", "JSON"], [[3, 1], [0, 4]], {64: {"Linformer": 1.0, "full attention": 2.5}}).axes
+    assert (left.get_xlabel(), left.get_ylabel()) == ("predicted class", "true class")
+    assert {(text.get_position(), text.get_text()) for text in left.texts} == {
+        ((0, 0), "3"),
+        ((1, 0), "1"),
+        ((1, 1), "4"),
+    }
+    assert left.get_title() == "8 held-out pieces of files: 87.5% correct"
+    assert "full attention takes 2.50× as long" in right.texts[0].get_text()
 
 
 def test_nothing_else_is_left(tiny):
@@ -477,7 +489,7 @@ def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site):
     weights = folder / demo.RUN / "model" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     printed = io.StringIO()
-    # what is installed may have changed in between
+    # the installation may have changed in between
     again = demo.run(folder, Console(file=printed, width=80, force_terminal=True), TINY, site[:5])
     assert "Using the examples of an earlier run" in printed.getvalue()
     assert "is finished" in printed.getvalue()
@@ -488,13 +500,13 @@ def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site):
     assert (folder / demo.NUMBERS).read_text().startswith("quantity,")
 
 
-# what goes wrong does so at once, in one line
+# errors are reported at once, in one line
 
 
 @pytest.fixture
 def no_work(monkeypatch):
-    """Fail as soon as the demo begins to work."""
-    monkeypatch.setattr(demo, "find_examples", lambda *_: pytest.fail("the work has begun"))
+    """Fail if the demo starts its work."""
+    monkeypatch.setattr(demo, "find_examples", lambda *_: pytest.fail("the work has started"))
 
 
 def fails_in_one_line(result, *said: str) -> None:
@@ -508,29 +520,29 @@ def fails_in_one_line(result, *said: str) -> None:
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("path", ["taken", "taken/below"], ids=["a file", "below a file"])
-def test_an_output_that_cannot_be_a_folder(tmp_path, path):
+def test_an_output_that_cannot_be_a_directory_is_rejected(tmp_path, path):
     (tmp_path / "taken").write_text("precious")
     fails_in_one_line(linformer("demo", "--output", str(tmp_path / path)), path, "--output")
     assert (tmp_path / "taken").read_text() == "precious"
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder where even root cannot write")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a directory that even root cannot write")
 @pytest.mark.parametrize("path", ["/proc", "/proc/demo"])
-def test_an_output_that_cannot_be_written(path):
+def test_an_output_that_cannot_be_written_is_rejected(path):
     fails_in_one_line(linformer("demo", "--output", path), path, "--output")
 
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("name", [demo.PICTURE, demo.NUMBERS])
-def test_an_output_whose_files_are_folders(tmp_path, name):
+def test_an_output_whose_files_are_directories_is_rejected(tmp_path, name):
     (tmp_path / name).mkdir()
     fails_in_one_line(linformer("demo", "--output", str(tmp_path)), name, "--output")
 
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("name", [demo.DATA, demo.RUN, demo.CACHE])
-def test_an_output_whose_folders_are_files(tmp_path, name):
+def test_an_output_whose_directories_are_files_is_rejected(tmp_path, name):
     (tmp_path / name).write_text("precious")
     fails_in_one_line(linformer("demo", "--output", str(tmp_path)), name, "--output")
     assert (tmp_path / name).read_text() == "precious"
@@ -538,12 +550,12 @@ def test_an_output_whose_folders_are_files(tmp_path, name):
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("missing", demo.REQUIRED)
-def test_without_a_package_it_says_what_to_install(tmp_path, monkeypatch, missing):
+def test_a_missing_package_is_reported_with_the_install_command(tmp_path, monkeypatch, missing):
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == missing else name)
     fails_in_one_line(linformer("demo", "--output", str(tmp_path)), missing, 'pip install "linformer-kit[train]"')
 
 
-def test_too_few_files_altogether(tmp_path, monkeypatch):
+def test_too_few_files_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "installed_files", list)
     result = linformer("demo", "--output", str(tmp_path))
     assert result.exit_code == 2
@@ -551,7 +563,7 @@ def test_too_few_files_altogether(tmp_path, monkeypatch):
     assert result.stderr.count("\n") == 1
 
 
-def test_damaged_examples_of_an_earlier_run(tmp_path):
+def test_damaged_examples_are_reported(tmp_path):
     (tmp_path / demo.DATA).mkdir()
     result = linformer("demo", "--output", str(tmp_path))
     assert result.exit_code == 2
@@ -559,7 +571,7 @@ def test_damaged_examples_of_an_earlier_run(tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_an_interrupt_while_training_says_how_to_go_on(tmp_path, monkeypatch):
+def test_an_interrupted_training_says_how_to_resume(tmp_path, monkeypatch):
     from linformer_kit.errors import Stopped
     from linformer_kit.training import train
 
@@ -575,13 +587,14 @@ def test_an_interrupt_while_training_says_how_to_go_on(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_a_real_interrupt_leaves_neither_traceback_nor_files(tmp_path):
-    # a shell may have told its background jobs, and so this test, to ignore Ctrl-C
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from linformer_kit.cli import app; app()"
+    # shells make background jobs, and thus this test, ignore Ctrl-C
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from linformer_kit.cli import app; app()"
     command = [sys.executable, "-c", code, "demo", "--output", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        process.stdout.readline()  # the first words: the work has begun
+        process.stdout.readline()  # the first line: the work has started
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

@@ -21,15 +21,15 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 ATTACK = "<script>document.title = 'taken'</script> <img src=x onerror=alert(1)> a good road"
 
 
-# attributes by which a page asks for more
+# attributes that load something
 LOADING = {"src", "srcset", "href", "data", "action", "poster", "background"}
 
 
-# what the page says
+# parsing the page
 
 
 class Page(HTMLParser):
-    """The tables of a page by their names, its running text, and what it would load."""
+    """The tables of a page by name, its text, and what it would load."""
 
     def __init__(self, text):
         super().__init__()
@@ -63,7 +63,7 @@ class Page(HTMLParser):
             self.text += data
 
     def named(self, name):
-        """The rows of a table as dictionaries: what is shown under each heading, and the number behind it."""
+        """The rows of a table as dictionaries: the text under each heading, and its number."""
         headings, *rows = self.tables[name]
         return [
             {
@@ -79,7 +79,7 @@ def page_about(*given, output):
     return Page(output.read_text(encoding="utf-8"))
 
 
-# what was measured
+# inputs
 
 
 def point(implementation, length, seconds=None, peak=None, status="ok", **more):
@@ -133,7 +133,7 @@ def write_table(path, rows):
 
 
 def change(path, *replacements):
-    """A text file with some of it replaced, each of which must be there."""
+    """Replace parts of a text file, which must exist."""
     text = path.read_text(encoding="utf-8")
     for old, new in replacements:
         assert old in text
@@ -142,7 +142,7 @@ def change(path, *replacements):
 
 
 def unfinished_copy(run, folder):
-    """The run as it was before it ended, with other settings."""
+    """The run before it finished, with other settings."""
     shutil.copytree(run, folder)
     shutil.rmtree(folder / "model")
     (folder / "result.json").unlink()
@@ -159,7 +159,7 @@ def unfinished_copy(run, folder):
 
 
 def attacked_copy(run, folder):
-    """The run with a validation split that holds markup."""
+    """The run with markup in its validation split."""
     shutil.copytree(run, folder / "attacked")
     data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), "")["data"]["path"]
     shutil.copytree(data, folder / "attacking data")
@@ -223,7 +223,7 @@ def test_the_measurements_are_those_of_the_table(of_table):
 
 def test_ratios_are_to_full_attention_at_the_same_point(of_table):
     rows = of_table.named("Measurements of compare.csv")
-    # the third has no partner: that of its step was measured with another batch
+    # for the third, full attention was measured with another batch
     assert [row["time ratio"][1] for row in rows] == [4, 16, None, 1, 1, 1, 8, None, None, None]
     assert [row["memory ratio"][1] for row in rows] == [2, 64, None, 1, 1, 1, 32, None, None, None]
     assert rows[0]["time ratio"][0] == "4.00×"
@@ -243,7 +243,7 @@ def test_ratios_are_to_full_attention_of_the_same_sizes(tmp_path):
     assert [row["memory ratio"][1] for row in found] == [8, 16, 1, 1]
 
 
-def test_the_machine_of_the_measurements_is_told(of_table):
+def test_the_machine_of_the_measurements_is_shown(of_table):
     (row,) = of_table.named("Environment: compare.csv")
     assert row["cpu"][0] == "A & B <fast>"
     assert row["memory gib"] == ("15.6", 15.6)
@@ -261,8 +261,8 @@ def test_a_table_in_which_nothing_was_measured_is_shown_without_a_picture(tmp_pa
     assert "No rows." in page.text
 
 
-def test_a_report_on_tables_needs_nothing_of_training(tmp_path):
-    """Who has installed `linformer-kit[bench]` has no package that only training needs."""
+def test_a_report_on_tables_imports_nothing_of_training(tmp_path):
+    """`linformer-kit[bench]` does not install the packages that only training needs."""
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['datasets', 'accelerate', 'filelock', 'sacrebleu', 'yaml'])); "
     )
@@ -297,7 +297,7 @@ def test_the_metrics_are_those_of_the_result(of_runs):
 
 
 @pytest.mark.slow
-def test_what_was_run_is_described(of_runs):
+def test_the_configuration_is_shown(of_runs):
     (_, half, _), page = of_runs
     first, second, _ = page.named("Configuration")
     wanted = {"run": "finished", "state": "finished", "task": "classification", "attention": "linformer", "K": "8"}
@@ -316,7 +316,7 @@ def test_what_was_run_is_described(of_runs):
 
 
 @pytest.mark.slow
-def test_the_differences_are_exactly_those_that_matter(of_runs):
+def test_the_differences_are_those_that_affect_the_result(of_runs):
     (finished, _, attacked), page = of_runs
     first, second, third = page.named("Differing settings")
     assert list(first) == ["run", "seed", "model.projected_length", "data.path"]  # not log_every, nor the folder
@@ -354,7 +354,7 @@ def test_a_run_that_starts_from_a_saved_model_has_its_sizes(classification, tmp_
 
 
 @pytest.mark.slow
-def test_the_environment_of_the_runs_is_told(of_runs):
+def test_the_environment_of_the_runs_is_shown(of_runs):
     (finished, *_), page = of_runs
     row = page.named("Environment: Runs")[0]
     stored = read_json(finished / "environment.json")
@@ -379,7 +379,7 @@ def test_examples_are_answered_as_predict_answers_them(trained, tmp_path):
         elif trained.task == "masked-lm":
             (guesses,) = answer["masks"]
             assert prediction.startswith(f"{guesses[0]['token']} ({guesses[0]['probability']:.1%}), ")
-            assert reference in prediction  # it has learnt to count
+            assert reference in prediction  # it has learned to count
         else:
             assert prediction == next(
                 answer[key] for key in ("continuation", "translation", "restored") if key in answer
@@ -405,7 +405,7 @@ def test_examples_are_answered_as_predict_answers_them(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_translations_that_were_written_down_are_shown(classification, tmp_path):
+def test_written_translations_are_shown(classification, tmp_path):
     run = unfinished_copy(classification, tmp_path / "run")
     written = [
         {"source": f"{number} <b>\u2028</b>", "hypothesis": "", "reference": f"r{number}"} for number in range(20)
@@ -419,7 +419,7 @@ def test_translations_that_were_written_down_are_shown(classification, tmp_path)
 
 
 @pytest.mark.slow
-def test_data_that_are_gone_are_told_of(classification, tmp_path):
+def test_missing_data_is_reported_on_the_page(classification, tmp_path):
     run = shutil.copytree(classification, tmp_path / "run")
     data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), "")["data"]["path"]
     change(run / "config.yaml", (data, str(tmp_path / "gone")))
@@ -433,7 +433,7 @@ def test_data_that_are_gone_are_told_of(classification, tmp_path):
 
 
 def finished_copy(run, folder, evaluation=None, **model):
-    """The run as if it had been another: with other fields of its model, with the evaluation."""
+    """The run with other fields of its model, and with the evaluation."""
     shutil.copytree(run, folder)
     config = folder / "model" / "config.json"
     config.write_text(json.dumps({**read_json(config), **model}), encoding="utf-8")
@@ -443,7 +443,7 @@ def finished_copy(run, folder, evaluation=None, **model):
 
 
 def without_examples(folder):
-    """A run that has nothing to answer, which would take its time."""
+    """A run with translations, so that nothing is predicted, which would take long."""
     write_jsonl(folder / "translations.jsonl", [{"source": "a", "hypothesis": "b", "reference": "c"}])
     return folder
 
@@ -458,7 +458,7 @@ def test_an_evaluation_on_the_validation_split_does_not_replace_that_of_the_trai
 
 
 def test_runs_are_named_in_pictures_as_in_tables(classification, tmp_path):
-    """Though the pictures show some of them only, which could be told apart by less."""
+    """Even if a figure shows only some of them, which shorter names would distinguish."""
     runs = [without_examples(finished_copy(classification, tmp_path / name / "run")) for name in ("one", "two")]
     (runs[1] / "metrics.jsonl").unlink()
     page = page_about(*runs, output=tmp_path / "page.html")
@@ -473,7 +473,7 @@ def test_quality_of_causal_language_models_is_drawn_over_their_slots(trained_run
     assert [said for said in page.alternatives if "slots per block" in said]
 
 
-def test_too_many_runs_for_one_picture_are_told(classification, tmp_path, monkeypatch):
+def test_too_many_runs_for_one_figure_are_reported(classification, tmp_path, monkeypatch):
     monkeypatch.setattr(style, "MAX_HEIGHT", 0.5)
     runs = [without_examples(finished_copy(classification, tmp_path / name)) for name in ("one", "two")]
     page = page_about(*runs, output=tmp_path / "page.html")
@@ -492,7 +492,8 @@ def test_a_finished_run_without_its_model_is_described_by_its_configuration(clas
 
 SPECTRUM = {
     "spectrum.csv": "layer,head,k,share\n1,1,1,0.5\n1,1,2,1\n2,1,1,0.75\n2,1,2,1\n",
-    "ranks.csv": "layer,head,model,length,pieces,k90,k95,k99\n1,1,$some^$ model,2,3,2,2,2\n2,1,$some^$ model,2,3,2,2,2\n",
+    "ranks.csv": "layer,head,model,length,pieces,k90,k95,k99\n"
+    "1,1,$some^$ model,2,3,2,2,2\n2,1,$some^$ model,2,3,2,2,2\n",
     "layers.csv": "layer,k90,k95,k99,kept_by_a_quarter,projected_length\n1,2,2,2,0.500,2\n2,2,2,2,0.750,1\n",
 }
 
@@ -526,11 +527,11 @@ def test_saved_models_are_refused_by_name(classification, tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-# the page as such
+# the page
 
 
 @pytest.mark.slow
-def test_markup_in_what_is_shown_is_text(of_runs):
+def test_markup_is_shown_as_text(of_runs):
     _, page = of_runs
     assert ATTACK in [row["source"][0] for row in page.named("Examples of attacked")]
     assert page.tags.count("script") == 1
@@ -538,7 +539,7 @@ def test_markup_in_what_is_shown_is_text(of_runs):
 
 
 @pytest.mark.slow
-def test_nothing_is_loaded_and_pictures_have_words(of_runs, of_table):
+def test_nothing_is_loaded_and_figures_have_descriptions(of_runs, of_table):
     for page, pictures in ((of_runs[1], 1), (of_table, 1)):
         assert all(each.startswith(("data:", "#")) for each in page.loaded)
         assert len(page.alternatives) >= pictures
@@ -559,7 +560,7 @@ def test_tables_of_the_same_name_are_told_apart(tmp_path):
     assert {"Measurements of one/compare.csv", "Measurements of two/compare.csv"} <= set(page.tables)
 
 
-def test_numbers_without_end_sort_too(tmp_path):
+def test_infinite_numbers_sort_too(tmp_path):
     page = page_about(
         write_table(tmp_path / "c.csv", [point("bert", 1024, float("inf"), 1), POINTS[0]]), output=tmp_path / "p.html"
     )
@@ -568,10 +569,10 @@ def test_numbers_without_end_sort_too(tmp_path):
     assert 'data-value="Infinity"' in page.source  # as JavaScript writes it
 
 
-# mistakes
+# errors
 
 
-def test_what_cannot_be_read_or_written_is_told_at_once(tmp_path):
+def test_unreadable_inputs_and_unwritable_outputs_are_reported_at_once(tmp_path):
     table = write_table(tmp_path / "compare.csv", POINTS)
     there = tmp_path / "page.html"
     assert f"{tmp_path / 'gone'} does not exist" in refused("report", tmp_path / "gone", "--output", there)
@@ -587,7 +588,7 @@ def test_what_cannot_be_read_or_written_is_told_at_once(tmp_path):
     assert CliRunner().invoke(app, ["report"]).exit_code == 2
 
 
-def test_a_page_is_replaced_only_by_a_whole_one(tmp_path):
+def test_a_page_is_replaced_only_by_a_complete_one(tmp_path):
     there = tmp_path / "page.html"
     there.write_text("the old one")
     write_table(tmp_path / "damaged.csv", [{**POINTS[0], "peak_mib": "much"}])
