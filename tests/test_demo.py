@@ -297,7 +297,7 @@ def test_every_kind_is_in_every_split_and_no_package_dominates(site):
     found = files.gather(site, FEW)
     assert found.kinds == ["Python", "JSON"]
     for kind in found.kinds:
-        assert found.count(kind, "train") == 12
+        assert len(found.select("train", kind)) == 12
         assert len(found.packages("train", kind)) > 3
         assert found.packages("validation", kind)
         assert found.packages("test", kind)
@@ -389,7 +389,7 @@ def test_the_csv_holds_what_was_measured(tiny):
     table = {(row["quantity"], row["of"], row["by"]): float(row["value"]) for row in rows}
     assert len(table) == len(rows)  # no row twice
     assert table["accuracy", "test", ""] == result.metrics["accuracy"]
-    assert table["examples", "JSON", "train"] == result.dataset.count("JSON", "train") == 12
+    assert table["examples", "JSON", "train"] == len(result.dataset.select("train", "JSON")) == 12
     right = sum(table["confusion", kind, kind] for kind in result.kinds)
     tested = sum(value for (quantity, *_), value in table.items() if quantity == "confusion")
     assert tested == len(result.dataset.splits["test"])

@@ -626,13 +626,13 @@ def test_unsuitable_inputs_are_rejected(tmp_path, finished):
     assert (
         free == "no point of free.csv was measured: all times and memories are 0, which is below what can be measured"
     )
-    assert "run is a directory" in refused("plot", finished, "--what", "costs")
-    assert "points.csv is a table" in refused("plot", table, "--what", "learning")
+    assert "run is a run; omit it" in refused("plot", finished, "--what", "costs")
+    assert "requires a run, but points.csv is a table" in refused("plot", table, "--what", "learning")
     assert "--text requires --what heads" in refused("plot", finished, "--text", "a")
     assert "but 2 were given" in refused("plot", finished, finished / "model", "--what", "slots")
     assert "--what heads or --what slots" in refused("plot", finished / "model")
     assert "--what heads or --what slots" in refused("plot", finished, finished / "model", "--output", tmp_path / "out")
-    assert "is only a saved model" in refused("plot", finished / "model", "--what", "quality")
+    assert "model is a saved model; omit it" in refused("plot", finished / "model", "--what", "quality")
 
 
 def test_unwritable_outputs_are_rejected_before_any_work(tmp_path, finished):

@@ -70,14 +70,12 @@ def say(console: "Console", text: str) -> None:
 
 
 @contextmanager
-def progress_bar(
-    console: "Console", description: str, total: int, transient: bool = True
-) -> Iterator[Callable[[str], None]]:
+def progress_bar(console: "Console", description: str, total: int) -> Iterator[Callable[[str], None]]:
     """A progress bar on a terminal, nothing elsewhere; each call advances it by one and sets the text at its end."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     news = TextColumn("{task.fields[news]}")
-    with Progress(*columns, news, console=console, transient=transient, disable=not console.is_terminal) as progress:
+    with Progress(*columns, news, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(description, total=total, news="")
         yield lambda text: progress.update(task, advance=1, news=text)

@@ -78,6 +78,7 @@ def run(
     seconds["training"] = json.loads((folder / RUN / "result.json").read_text())["seconds"]
     from ..training.evaluate import evaluate  # slow to import
 
+    say(console, "Testing on held-out files …")
     with timed(seconds, "testing"):
         metrics = evaluate(folder / RUN, split="test", console=console)
     with timed(seconds, "timing"):
@@ -112,17 +113,12 @@ def timed(seconds: dict[str, float], step: str) -> Iterator[None]:
 
 
 def find_examples(folder: Path, wanted: Wanted, console: Console, sources: Iterable[Source]) -> Dataset:
-    """The examples of an earlier run, or new ones.
-
-    Gathering again could move a package from one split to another if the installation has changed.
-    """
-    if folder.is_dir():
+    """The examples of an earlier run, or new ones."""
+    if folder.is_dir():  # after a change of the installation, a package could move to another split
         say(console, f"Using the examples of an earlier run in {folder}; remove {folder.parent} to start over.")
         return read_examples(folder)
-    if not console.is_terminal:
-        say(console, "Gathering files of this Python …")
-    steps = len(KINDS) * (len(SPLITS) + 1)
-    with progress_bar(console, "Gathering files of this Python", steps, transient=False) as advance:
+    say(console, "Gathering files of this Python …")
+    with progress_bar(console, "kinds and splits", len(KINDS) * (len(SPLITS) + 1)) as advance:
         dataset = gather(sources, wanted, advance)
     if len(dataset.kinds) < 2:
         reasons = "; ".join(map(": ".join, dataset.left_out.items()))
@@ -153,7 +149,8 @@ def time_models(model_folder: Path, settings: Settings, console: Console) -> dic
     from ..bench.measure import time_interleaved
 
     found = {}
-    with progress_bar(console, "Timing next to full attention", len(settings.lengths), transient=False) as advance:
+    say(console, "Timing next to full attention …")
+    with progress_bar(console, "lengths", len(settings.lengths)) as advance:
         for length in settings.lengths:
             ids = torch.randint(5, 261, (1, length))  # bytes; the first five tokens are special
             calls = {name: partial(model, ids) for name, model in models_of_length(model_folder, length).items()}
@@ -170,11 +167,8 @@ def models_of_length(model_folder: Path, length: int) -> dict[str, Any]:
     from ..models.configuration_linformer import LinformerConfig
     from ..models.modeling_linformer import LinformerForSequenceClassification
 
-    found = {}
-    for name, change in MODELS.items():
-        config = LinformerConfig.from_pretrained(model_folder, max_position_embeddings=length, **change)
-        found[name] = LinformerForSequenceClassification(config).eval()
-    return found
+    load_config = partial(LinformerConfig.from_pretrained, model_folder, max_position_embeddings=length)
+    return {name: LinformerForSequenceClassification(load_config(**change)).eval() for name, change in MODELS.items()}
 
 
 # results
@@ -184,7 +178,7 @@ def result_rows(result: Result) -> Iterator[tuple[str, str, str | int, float]]:
     """Every number as (quantity, of, by, value); "confusion" is of a true and by a predicted class."""
     for kind in result.kinds:
         for split in SPLITS:
-            yield "examples", kind, split, result.dataset.count(kind, split)
+            yield "examples", kind, split, len(result.dataset.select(split, kind))
             yield "packages", kind, split, len(result.dataset.packages(split, kind))
     yield "accuracy", "test", "", result.metrics["accuracy"]
     yield "macro F1", "test", "", result.metrics["macro_f1"]
@@ -214,11 +208,9 @@ def show_dataset(dataset: Dataset, console: Console) -> None:
     table = Table("kind", title="Pieces of files (packages)", title_justify="left")
     for split in SPLITS:
         table.add_column(split, justify="right")
-    for kind in dataset.kinds:
-        counts = ((dataset.count(kind, split), len(dataset.packages(split, kind))) for split in SPLITS)
-        table.add_row(kind, *(f"{pieces} ({packages})" for pieces, packages in counts))
-    table.add_section()
-    table.add_row("all", *(f"{len(dataset.splits[split])} ({len(dataset.packages(split))})" for split in SPLITS))
+    for kind in (*dataset.kinds, None):
+        counts = ((len(dataset.select(split, kind)), len(dataset.packages(split, kind))) for split in SPLITS)
+        table.add_row(kind or "all", *(f"{pieces} ({packages})" for pieces, packages in counts))
     console.print(table)
     for kind, reason in dataset.left_out.items():
         say(console, f"Left out: {kind}, {reason}.")

@@ -29,9 +29,6 @@ MAX_COPIED = 0.5  # share of known lines above which a window counts as a copy
 SPLITS = ("train", "validation", "test")
 
 
-# files
-
-
 class Source(NamedTuple):
     """A file, its package, and a name that is the same on every machine."""
 
@@ -113,13 +110,12 @@ class Dataset:
     splits: dict[str, list[Example]]
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def count(self, kind: str, split: str) -> int:
-        """The number of examples of a kind."""
-        return sum(example.label == kind for example in self.splits[split])
+    def select(self, split: str, kind: str | None = None) -> list[Example]:
+        """The examples of a split, or of one kind in it."""
+        return [example for example in self.splits[split] if kind in (None, example.label)]
 
     def packages(self, split: str, kind: str | None = None) -> set[str]:
-        """The packages of the examples of a split, or of one kind."""
-        return {example.package for example in self.splits[split] if kind in (None, example.label)}
+        return {example.package for example in self.select(split, kind)}
 
     @property
     def kinds(self) -> list[str]:

@@ -13,9 +13,6 @@ COMMON = {b"the", b"of", b"and", b"to", b"a", b"in", b"is", b"for", b"or", b"you
 PRINTABLE = bytes(range(32, 127))
 
 
-# checks of the content
-
-
 def is_text(content: bytes) -> bool:
     """UTF-8 without control characters except white space."""
     try:
@@ -86,9 +83,6 @@ def is_noise(window: bytes) -> bool:
 def is_not_text(window: bytes) -> bool:
     """Less than 70 % of the bytes are printable."""
     return len(window.translate(None, PRINTABLE)) > 0.3 * len(window)
-
-
-# kinds
 
 
 class Kind(NamedTuple):

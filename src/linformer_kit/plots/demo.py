@@ -60,5 +60,5 @@ def draw_times(axes: "Axes", seconds: Mapping[int, Mapping[str, float]]) -> None
     axes.text(0.98, 0.04, verdict, transform=axes.transAxes, ha="right", color="0.25")
     axes.margins(x=0.08)
     axes.set_xlabel("bytes of a document")
-    axes.set_title("Time per document, same model with full attention", fontsize=12)
+    axes.set_title("Time per document", fontsize=12)
     style.legend(axes, loc="upper left")

@@ -100,7 +100,7 @@ def draw_ranks(layers: Sequence[Layer], source: str) -> Figure:
     calm(axes)
     for share, color, marker, offset in zip(layers[0].ranks, PALETTE, MARKERS, (-0.08, 0, 0.08), strict=False):
         heads = [(layer.number + offset, k) for layer in layers for k in layer.ranks[share]]
-        look = {"color": color, "marker": marker}
+        look: dict[str, Any] = {"color": color, "marker": marker}
         axes.plot(*zip(*heads, strict=True), **look, markersize=3, linestyle="", alpha=0.3, markeredgewidth=0)
         means = [(layer.number, layer.mean_ranks[share]) for layer in layers]
         axes.plot(*zip(*means, strict=True), **look, markersize=6, linewidth=1.8, label=f"{share:.0%}")

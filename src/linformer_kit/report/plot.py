@@ -73,21 +73,18 @@ def draw_spectra(folders: list[Path]) -> "dict[str, Figure]":
 
 def check_inputs(inputs: Inputs, what: str) -> None:
     """Reject inputs that the figure does not show, instead of ignoring them."""
-    if inputs.spectra:
-        raise UserError(f"{next(iter(inputs.spectra))} is a spectrum, which has its own figures; omit --what")
-    if what in OF_TABLES and (others := [*(run.folder for run in inputs.runs), *inputs.models]):
-        raise UserError(
-            f"--what {what} requires tables of `linformer compare`, but {others[0]} is a directory; "
-            "omit it, or omit --what"
-        )
-    if what not in OF_TABLES and inputs.tables:
-        raise UserError(
-            f"--what {what} requires runs, but {next(iter(inputs.tables))} is a table; omit it, or omit --what"
-        )
-    if what in OF_RUNS and inputs.models:
-        raise UserError(
-            f"--what {what} requires runs, but {inputs.models[0]} is only a saved model; give the run's directory"
-        )
+    kinds: dict[str, list] = {
+        "a table": list(inputs.tables),
+        "a run": [run.folder for run in inputs.runs],
+        "a saved model": inputs.models,
+        "a spectrum": list(inputs.spectra),
+    }
+    shown = ["a table"] if what in OF_TABLES else ["a run"] if what in OF_RUNS else ["a run", "a saved model"]
+    for kind, found in kinds.items():
+        if found and kind not in shown:
+            raise UserError(
+                f"--what {what} requires {' or '.join(shown)}, but {found[0]} is {kind}; omit it, or --what"
+            )
     if what in OF_ONE_MODEL and (count := len(inputs.runs) + len(inputs.models)) > 1:
         raise UserError(f"--what {what} shows one model, but {count} were given; give one run or saved model")
 

@@ -263,17 +263,8 @@ def alternative_text(figure: "Figure") -> str:
 # spectra
 
 
-@dataclass(frozen=True)
-class SpectrumSection:
-    """The section of one spectrum."""
-
-    name: str
-    source: str
-    pictures: list[Picture]
-    table: Table
-
-
-def read_spectrum(name: str, folder: Path) -> SpectrumSection:
+def read_spectrum(name: str, folder: Path) -> dict[str, Any]:
+    """The name, source, pictures and table of a spectrum."""
     from ..analysis.tables import read_tables
     from ..plots.spectrum import draw_spectrum
 
@@ -281,4 +272,4 @@ def read_spectrum(name: str, folder: Path) -> SpectrumSection:
     pictures = [make_picture(what, figure) for what, figure in draw_spectrum(layers, source).items()]
     cells = [{heading(column): parse_cell(value) for column, value in row.items()} for row in rows]
     note = "k90, k95, k99: number of singular values that hold 90, 95 and 99 % of their sum, mean over heads."
-    return SpectrumSection(name, source, pictures, make_table(name, cells, note))
+    return {"name": name, "source": source, "pictures": pictures, "table": make_table(name, cells, note)}
