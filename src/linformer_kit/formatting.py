@@ -22,9 +22,11 @@ def format_number(value: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """
-    >>> [format_duration(seconds) for seconds in (0.002, 0.25, 40, 300, 286.7, 7325)]
-    ['2 ms', '250 ms', '40 s', '5 min', '4 min 47 s', '2 h 2 min']
+    >>> [format_duration(seconds) for seconds in (0.002, 0.25, 40, 300, 286.7, 7325, math.inf)]
+    ['2 ms', '250 ms', '40 s', '5 min', '4 min 47 s', '2 h 2 min', '∞']
     """
+    if math.isinf(seconds):
+        return "∞"
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
