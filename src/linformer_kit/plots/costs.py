@@ -37,11 +37,12 @@ COLORS = {
 OTHER_COLORS = tuple(
     (color, style) for style in ("-.", ":") for color in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GREY)
 )
+LEGEND_CHARACTERS = 32  # of a label, if the legend is to have two columns
 MIN_POINTS = 3  # for an exponent: two points always lie on a line
 # columns that are equal for all rows of a panel, with their labels
 SIZES = {
     **{"hidden_size": "hidden size", "num_heads": "heads", "num_layers": "layers", "sharing": "sharing"},
-    **{"target_length": "targets of", "backend": "backend", "device": ""},
+    **{"target_length": "targets of", "backend": "", "device": ""},
 }
 MACHINE = ("cpu", "cores", "threads", "memory_gib", "system")
 VERSIONS = ("linformer-kit", "torch", "transformers", "python", "code")
@@ -70,7 +71,7 @@ class Line(NamedTuple):
             return name
         if self.block_length is None:
             return f"{name} K={self.projected_length}"
-        return f"{name}, blocks of {self.block_length}, {self.projected_length} slots"
+        return f"{name} {self.block_length}→{self.projected_length}"
 
     @property
     def sizes(self) -> tuple[str, int, int]:
@@ -85,6 +86,14 @@ class Panel:
     title: str
     unit: str  # "time" or "memory"
     lines: dict[Line, Points]
+
+    @property
+    def labels(self) -> list[str]:
+        return [line.name + growth(points) for line, points in self.lines.items()]
+
+    @property
+    def legend_columns(self) -> int:
+        return 2 if max(map(len, self.labels)) <= LEGEND_CHARACTERS else 1
 
 
 def complete_rows(rows: Iterable[Row]) -> list[Row]:
@@ -102,7 +111,7 @@ def draw_costs(tables: Tables) -> "Figure":
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     # the legend is below each panel, where it hides no line
-    height = 3.3 + 0.16 * -(-max(len(panel.lines) for panel in panels) // 2)
+    height = 3.3 + 0.16 * max(-(-len(panel.lines) // panel.legend_columns) for panel in panels)
     figure, all_axes = style.new_figure(rows, columns, width=9.5 if columns == 2 else 6.0, height=height)
     for axes, panel in zip(all_axes, panels, strict=False):
         draw_panel(axes, panel, looks)
@@ -125,7 +134,7 @@ def explain_empty(tables: Tables) -> str:
 def draw_panel(axes: "Axes", panel: Panel, looks: Mapping[Line, Look]) -> None:
     from matplotlib.transforms import ScaledTranslation
 
-    named = {line.name + growth(points): points for line, points in panel.lines.items()}
+    named = dict(zip(panel.labels, panel.lines.values(), strict=True))
     look_of_name = {name: looks[line] for name, line in zip(named, panel.lines, strict=True)}
     style.cost_lines(axes, panel.title, named, look_of_name, panel.unit)
     # inches from the corner: below the axis label, whatever the height of the panel
@@ -133,7 +142,7 @@ def draw_panel(axes: "Axes", panel: Panel, looks: Mapping[Line, Look]) -> None:
     options: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below, "borderpad": 0}
     options |= {"handlelength": 2.4, "columnspacing": 0.8, "handletextpad": 0.5, "labelspacing": 0.3}
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles, labels, ncols=2, frameon=False, fontsize=8, **options)
+    axes.legend(handles, labels, ncols=panel.legend_columns, frameon=False, fontsize=8, **options)
 
 
 def growth(points: Points) -> str:
@@ -237,7 +246,11 @@ def make_pair(title: str, rows: list[Row]) -> list[Panel]:
     measured = (("time", "status", "seconds_median"), ("memory", "memory_status", "peak_mib"))
     each = " per example" if per_example else ""
     return [
-        Panel(textwrap.fill(f"{title}: {unit}{each}", 40), unit, make_lines(rows, status, cost, per_example))
+        Panel(
+            textwrap.fill(f"{title}: {unit}{each}", 40, break_on_hyphens=False),
+            unit,
+            make_lines(rows, status, cost, per_example),
+        )
         for unit, status, cost in measured
     ]
 
@@ -303,7 +316,8 @@ def differing_columns(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
 
 
 def differing_packages(rows: Sequence[Row]) -> list[str]:
-    """Implementations measured in several versions of their package."""
-    names = values(rows, "implementation")
-    found = {name: values([row for row in rows if row["implementation"] == name], "package") for name in names}
-    return [f"{name} {' / '.join(versions)}" for name, versions in found.items() if len(versions) > 1]
+    """Implementations measured in several versions of their package, with the same backend."""
+    versions: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in rows:
+        versions[row["implementation"], row["backend"]].add(row["package"])
+    return [f"{name} {' / '.join(sorted(found))}" for (name, _), found in sorted(versions.items()) if len(found) > 1]
