@@ -1,4 +1,4 @@
-"""The demo: the files it finds, how they are split, what it trains, shows and flatten_keys."""
+"""The demo: the files it finds, their splits, what it trains, prints and writes."""
 
 import csv
 import gzip
@@ -22,8 +22,10 @@ from typer.testing import CliRunner
 
 from linformer_kit import demo
 from linformer_kit.cli import app
-from linformer_kit.demo import files, show
+from linformer_kit.demo import files
 from linformer_kit.demo.files import SPLITS, WINDOW, Source, Wanted
+from linformer_kit.formatting import format_duration
+from linformer_kit.plots.demo import draw_demo
 
 FEW = Wanted(
     examples={"train": 12, "validation": 4, "test": 4},
@@ -49,7 +51,7 @@ TINY = demo.Settings(
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Beside other work, threads that wait for each other make tiny models many times slower."""
+    """On a busy machine, threads that wait for each other make tiny models many times slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -61,7 +63,7 @@ def words(chance: random.Random, number: int) -> list[str]:
 
 
 def python_text(seed: str, functions: int = 60) -> bytes:
-    """Python that occurs nowhere else."""
+    """Python code that occurs nowhere else."""
     chance = random.Random(seed)
     bodies = (words(chance, 3) for _ in range(functions))
     return "".join(f"def {one}({two}):\n    return {two} + {three}\n\n" for one, two, three in bodies).encode()
@@ -80,7 +82,7 @@ def make_site(folder: Path, packages: int = 9) -> list[Source]:
         for file in range(4):
             (package / f"module{file}.py").write_bytes(python_text(f"{number} {file}"))
             (package / f"table{file}.json").write_bytes(json_text(f"{number} {file}"))
-        # what every package has a copy of, and what every package has nearly a copy of
+        # an exact and a near copy in every package
         (package / "copied.py").write_bytes(python_text("copied"))
         (package / "changed.py").write_bytes(f"owner_of_this_file_is = {number}\n".encode() + python_text("changed"))
     (folder / "package0" / "page.html").write_bytes(b"<p>a paragraph</p>\n" * 300)
@@ -94,7 +96,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory, site):
-    """The demo, run once with tiny settings: the result, its folder and what it printed."""
+    """The demo, run once with tiny settings: result, directory and output."""
     folder, printed = tmp_path_factory.mktemp("demo") / "new" / "a: demo", io.StringIO()
     result = demo.run(folder, Console(file=printed, width=80), TINY, site)
     return result, folder, printed.getvalue()
@@ -104,7 +106,7 @@ def linformer(*arguments: str):
     return CliRunner().invoke(app, arguments)
 
 
-# what a file is
+# kinds
 
 
 ENGLISH = b"This is the text of a manual, and it is for the people who want to read it in a chair. " * 10
@@ -159,7 +161,7 @@ def test_name_and_content_must_agree(tmp_path, name, content, kind):
     assert confirmed == ([] if kind is None else [kind])
 
 
-def test_a_file_that_is_gone_or_locked_is_left_out(tmp_path):
+def test_an_unreadable_file_is_left_out(tmp_path):
     assert files.confirmed_size("Python", Source(str(tmp_path / "gone.py"), "a", "a/gone.py")) == 0
     assert files.confirmed_size("Python", Source(str(tmp_path), "a", "a/folder.py")) == 0
 
@@ -186,11 +188,11 @@ def test_a_file_that_is_gone_or_locked_is_left_out(tmp_path):
         ("Python", b" " * 1000, False),
     ],
 )
-def test_a_window_must_have_something_to_be_recognised_by(kind, window, shows):
-    assert files.shows_its_kind(files.Example(window.decode("latin-1"), kind, "a", "a/b")) == shows
+def test_a_window_must_be_typical_of_its_kind(kind, window, shows):
+    assert files.is_typical(files.Example(window.decode("latin-1"), kind, "a", "a/b")) == shows
 
 
-# where files are, and whose
+# files and their packages
 
 
 def test_a_distribution_owns_all_its_folders(tmp_path):
@@ -246,7 +248,7 @@ def test_our_own_files_are_left_out(tmp_path):
 # windows
 
 
-@given(size=st.integers(files.SHORTEST, 10 * WINDOW), seed=st.integers(0, 10**6))
+@given(size=st.integers(files.MIN_SIZE, 10 * WINDOW), seed=st.integers(0, 10**6))
 def test_windows_lie_in_the_file_and_do_not_overlap(size, seed):
     starts = files.window_starts(size, str(seed))
     assert len(starts) == max(1, size // WINDOW)
@@ -274,7 +276,7 @@ def test_no_package_and_no_content_is_in_two_splits(site, seed):
     assert len(texts) == len(set(texts))
 
 
-def test_nearly_a_copy_is_left_out_of_later_splits(site):
+def test_near_copies_are_left_out_of_later_splits(site):
     everything = dict.fromkeys(SPLITS, 1000)  # of examples that may be drawn
     found = files.gather(site, Wanted(**{**vars(FEW), "examples": everything}))
     for name in ("copied.py", "changed.py"):
@@ -291,20 +293,20 @@ def test_nearly_a_copy_is_left_out_of_later_splits(site):
         assert len(own & (lines["train"] | lines["validation"])) <= len(own) / 2
 
 
-def test_every_kind_is_in_every_split_and_no_package_rules(site):
+def test_every_kind_is_in_every_split_and_no_package_dominates(site):
     found = files.gather(site, FEW)
     assert found.kinds == ["Python", "JSON"]
     for kind in found.kinds:
-        assert found.count(kind, "train") == 12
-        assert len(found.packages(kind, "train")) > 3
-        assert found.packages(kind, "validation")
-        assert found.packages(kind, "test")
+        assert len(found.select("train", kind)) == 12
+        assert len(found.packages("train", kind)) > 3
+        assert found.packages("validation", kind)
+        assert found.packages("test", kind)
 
 
 @pytest.mark.parametrize("count", [6, 8, 30])
 def test_each_split_has_its_share_of_every_kind(count):
     packages = {f"package{number}": 1 + number % 5 for number in range(count)}
-    # the rarer kind chooses first, the other around it
+    # the rarer kind is split first
     rare = dict.fromkeys(list(packages)[:6], 2)
     home = files.split_packages({"common": packages, "rare": rare}, Wanted())
     for weights in (packages, rare):
@@ -316,7 +318,7 @@ def test_each_split_has_its_share_of_every_kind(count):
     assert set(home) == set(packages)
 
 
-def test_an_example_is_a_piece_of_its_file_and_tells_no_path(site):
+def test_an_example_is_a_piece_of_its_file_and_has_no_absolute_path(site):
     paths = {source.name: Path(source.path) for source in site}
     for example in files.gather(site, FEW).splits["train"]:
         assert not Path(example.file).is_absolute()
@@ -342,7 +344,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(site, tmp_p
     assert one != three
 
 
-def test_what_was_written_is_read(site, tmp_path):
+def test_examples_are_read_as_written(site, tmp_path):
     found = files.gather(site, FEW)
     files.write_examples(found, tmp_path / "data")
     again = files.read_examples(tmp_path / "data")
@@ -351,7 +353,7 @@ def test_what_was_written_is_read(site, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_half_written_examples_are_no_examples(site, tmp_path, monkeypatch):
+def test_examples_are_written_completely_or_not_at_all(site, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -364,23 +366,20 @@ def test_half_written_examples_are_no_examples(site, tmp_path, monkeypatch):
 
 def test_a_kind_with_too_few_packages_or_examples_is_left_out_with_the_reason(site):
     found = files.gather(site, FEW)
-    assert found.left_out["HTML or XML"] == "of which only 1 packages have files; 6 are needed"
+    assert found.left_out["HTML or XML"] == "only 1 packages have such files; 6 are needed"
     assert "HTML or XML" not in {example.label for examples in found.splits.values() for example in examples}
     many = Wanted(**{**vars(FEW), "least": {"train": 6, "validation": 2, "test": 5}})
-    assert (
-        files.gather(site, many).left_out["JSON"]
-        == "of which there are too few examples: 12 for train, 4 for validation, 4 for test"
-    )
+    assert files.gather(site, many).left_out["JSON"] == "too few examples: 12 for train, 4 for validation, 4 for test"
 
 
 def test_this_python_has_files_of_many_kinds():
-    found = files.gather(files.installation(), FEW)
+    found = files.gather(files.installed_files(), FEW)
     assert {"Python", "C or C++", "machine code", "English"} <= set(found.kinds)
     packages = [{example.package for example in found.splits[split]} for split in SPLITS]
     assert sum(map(len, packages)) == len(set.union(*packages))
 
 
-# what it flatten_keys behind
+# what it writes
 
 
 def test_the_csv_holds_what_was_measured(tiny):
@@ -389,14 +388,14 @@ def test_the_csv_holds_what_was_measured(tiny):
         rows = list(csv.DictReader(file))
     table = {(row["quantity"], row["of"], row["by"]): float(row["value"]) for row in rows}
     assert len(table) == len(rows)  # no row twice
-    assert table["accuracy", "test", ""] == result.accuracy
-    assert table["examples", "JSON", "train"] == result.found.count("JSON", "train") == 12
-    right = sum(table["taken for", kind, kind] for kind in result.kinds)
-    tested = sum(value for (quantity, *_), value in table.items() if quantity == "taken for")
-    assert tested == len(result.found.splits["test"])
-    assert right / tested == pytest.approx(result.accuracy)
+    assert table["accuracy", "test", ""] == result.metrics["accuracy"]
+    assert table["examples", "JSON", "train"] == len(result.dataset.select("train", "JSON")) == 12
+    right = sum(table["confusion", kind, kind] for kind in result.kinds)
+    tested = sum(value for (quantity, *_), value in table.items() if quantity == "confusion")
+    assert tested == len(result.dataset.splits["test"])
+    assert right / tested == pytest.approx(result.metrics["accuracy"])
     for length in TINY.lengths:
-        for name in show.NAMES:
+        for name in demo.MODELS:
             assert table["seconds per document", name, str(length)] == result.document_seconds[length][name] > 0
     assert {step for quantity, step, _ in table if quantity == "seconds"} == {
         "gathering",
@@ -409,12 +408,12 @@ def test_the_csv_holds_what_was_measured(tiny):
 def test_the_accuracy_is_that_of_the_evaluation_on_the_held_out_files(tiny):
     result, folder, _ = tiny
     stored = json.loads((folder / demo.RUN / "evaluation.json").read_text())
-    assert (stored["split"], stored["accuracy"]) == ("test", result.accuracy)
-    truths = Counter(example.label for example in result.found.splits["test"])
+    assert (stored["split"], stored["accuracy"]) == ("test", result.metrics["accuracy"])
+    truths = Counter(example.label for example in result.dataset.splits["test"])
     assert [sum(counts) for counts in result.confusion] == [truths[kind] for kind in result.kinds]
 
 
-def test_the_kinds_are_put_in_our_order():
+def test_similar_kinds_are_next_to_each_other():
     metrics = {
         "accuracy": 0.5,
         "macro_f1": 0.5,
@@ -422,13 +421,15 @@ def test_the_kinds_are_put_in_our_order():
         "confusion": [[1, 2], [3, 4]],
         "loss": 1.0,
     }
-    ours = {"accuracy": 0.5, "macro_f1": 0.5, "kinds": ["Python", "JSON"], "confusion": [[4, 3], [2, 1]]}
-    assert demo.in_our_order(metrics) == ours
+    result = demo.Result(files.Dataset({}), metrics, {}, {})
+    assert (result.kinds, result.confusion) == (["Python", "JSON"], [[4, 3], [2, 1]])
 
 
-def test_the_twins_differ_in_the_projection_alone(tiny):
+def test_the_timed_models_differ_only_in_the_projection(tiny):
     _, folder, _ = tiny
-    ours, full = (model.config.to_diff_dict() for model in demo.twins(folder / demo.RUN / "model", 200).values())
+    ours, full = (
+        model.config.to_diff_dict() for model in demo.models_of_length(folder / demo.RUN / "model", 200).values()
+    )
     assert {key for key in {**ours, **full} if ours.get(key) != full.get(key)} == {"projection"}
     assert ours["max_position_embeddings"] == 200
 
@@ -442,6 +443,18 @@ def test_the_picture_is_a_png_with_something_on_it(tiny):
     assert pixels.min() < pixels.max()
 
 
+def test_the_confusion_matrix_has_true_classes_in_rows():
+    left, right = draw_demo(["Python", "JSON"], [[3, 1], [0, 4]], {64: {"Linformer": 1.0, "full attention": 2.5}}).axes
+    assert (left.get_xlabel(), left.get_ylabel()) == ("predicted class", "true class")
+    assert {(text.get_position(), text.get_text()) for text in left.texts} == {
+        ((0, 0), "3"),
+        ((1, 0), "1"),
+        ((1, 1), "4"),
+    }
+    assert left.get_title() == "8 held-out pieces of files: 87.5% correct"
+    assert "full attention takes 2.50× as long" in right.texts[0].get_text()
+
+
 def test_nothing_else_is_left(tiny):
     _, folder, _ = tiny
     assert {path.name for path in folder.iterdir()} == {demo.PICTURE, demo.NUMBERS, demo.DATA, demo.RUN, demo.CACHE}
@@ -449,10 +462,10 @@ def test_nothing_else_is_left(tiny):
 
 def test_the_printed_numbers_are_those_measured(tiny):
     result, folder, printed = tiny
-    assert f"Right: {show.percent(result.accuracy)} of 8 pieces" in printed
-    assert "Left out: HTML or XML, of which only 1 packages have files; 6 are needed." in printed
+    assert f"Correct: {result.metrics['accuracy']:.1%} of 8 pieces" in printed
+    assert "Left out: HTML or XML, only 1 packages have such files; 6 are needed." in printed
     for seconds in result.document_seconds.values():
-        assert f"{1e3 * seconds['Linformer']:.1f}" in printed
+        assert format_duration(seconds["Linformer"]) in printed
     assert str(folder / demo.PICTURE) in printed
     assert "\x1b" not in printed
 
@@ -476,24 +489,24 @@ def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site):
     weights = folder / demo.RUN / "model" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     printed = io.StringIO()
-    # what is installed may have changed in between
+    # the installation may have changed in between
     again = demo.run(folder, Console(file=printed, width=80, force_terminal=True), TINY, site[:5])
-    assert "examples are those of an earlier run" in printed.getvalue()
+    assert "Using the examples of an earlier run" in printed.getvalue()
     assert "is finished" in printed.getvalue()
     assert "━" in printed.getvalue()  # a terminal shows bars
-    assert (again.confusion, again.found.splits) == (result.confusion, result.found.splits)
+    assert (again.confusion, again.dataset.splits) == (result.confusion, result.dataset.splits)
     assert weights.stat().st_mtime_ns == before
     assert (folder / demo.PICTURE).read_bytes().startswith(b"\x89PNG")
     assert (folder / demo.NUMBERS).read_text().startswith("quantity,")
 
 
-# what goes wrong does so at once, in one line
+# errors are reported at once, in one line
 
 
 @pytest.fixture
 def no_work(monkeypatch):
-    """Fail as soon as the demo begins to work."""
-    monkeypatch.setattr(demo, "find_examples", lambda *_: pytest.fail("the work has begun"))
+    """Fail if the demo starts its work."""
+    monkeypatch.setattr(demo, "find_examples", lambda *_: pytest.fail("the work has started"))
 
 
 def fails_in_one_line(result, *said: str) -> None:
@@ -507,50 +520,50 @@ def fails_in_one_line(result, *said: str) -> None:
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("path", ["taken", "taken/below"], ids=["a file", "below a file"])
-def test_an_output_that_cannot_be_a_folder(tmp_path, path):
+def test_an_output_that_cannot_be_a_directory_is_rejected(tmp_path, path):
     (tmp_path / "taken").write_text("precious")
     fails_in_one_line(linformer("demo", "--output", str(tmp_path / path)), path, "--output")
     assert (tmp_path / "taken").read_text() == "precious"
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder where even root cannot write")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a directory that even root cannot write")
 @pytest.mark.parametrize("path", ["/proc", "/proc/demo"])
-def test_an_output_that_cannot_be_written(path):
+def test_an_output_that_cannot_be_written_is_rejected(path):
     fails_in_one_line(linformer("demo", "--output", path), path, "--output")
 
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("name", [demo.PICTURE, demo.NUMBERS])
-def test_an_output_whose_files_are_folders(tmp_path, name):
+def test_an_output_whose_files_are_directories_is_rejected(tmp_path, name):
     (tmp_path / name).mkdir()
     fails_in_one_line(linformer("demo", "--output", str(tmp_path)), name, "--output")
 
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("name", [demo.DATA, demo.RUN, demo.CACHE])
-def test_an_output_whose_folders_are_files(tmp_path, name):
+def test_an_output_whose_directories_are_files_is_rejected(tmp_path, name):
     (tmp_path / name).write_text("precious")
     fails_in_one_line(linformer("demo", "--output", str(tmp_path)), name, "--output")
     assert (tmp_path / name).read_text() == "precious"
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("missing", demo.NEEDED)
-def test_without_a_package_it_says_what_to_install(tmp_path, monkeypatch, missing):
+@pytest.mark.parametrize("missing", demo.REQUIRED)
+def test_a_missing_package_is_reported_with_the_install_command(tmp_path, monkeypatch, missing):
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == missing else name)
     fails_in_one_line(linformer("demo", "--output", str(tmp_path)), missing, 'pip install "linformer-kit[train]"')
 
 
-def test_too_few_files_altogether(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "installation", list)
+def test_too_few_files_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "installed_files", list)
     result = linformer("demo", "--output", str(tmp_path))
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: this Python has too few files")
     assert result.stderr.count("\n") == 1
 
 
-def test_damaged_examples_of_an_earlier_run(tmp_path):
+def test_damaged_examples_are_reported(tmp_path):
     (tmp_path / demo.DATA).mkdir()
     result = linformer("demo", "--output", str(tmp_path))
     assert result.exit_code == 2
@@ -558,29 +571,30 @@ def test_damaged_examples_of_an_earlier_run(tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_an_interrupt_while_training_says_how_to_go_on(tmp_path, monkeypatch):
+def test_an_interrupted_training_says_how_to_resume(tmp_path, monkeypatch):
     from linformer_kit.errors import Stopped
     from linformer_kit.training import train
 
     def stopped(*_):
         raise Stopped("stopped at step 3", 130)
 
-    monkeypatch.setattr(demo, "find_examples", lambda *_: files.Found({split: [] for split in SPLITS}))
+    monkeypatch.setattr(demo, "find_examples", lambda *_: files.Dataset({split: [] for split in SPLITS}))
     monkeypatch.setattr(train, "train", stopped)
     result = linformer("demo", "--output", str(tmp_path / "a demo"))
     assert result.exit_code == 130
-    assert result.stderr == f"Stopped and saved. To go on: linformer demo --output '{tmp_path}/a demo'\n"
+    assert result.stderr == f"Stopped and saved. To resume: linformer demo --output '{tmp_path}/a demo'\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_a_real_interrupt_leaves_neither_traceback_nor_files(tmp_path):
-    # a shell may have told its background jobs, and so this test, to ignore Ctrl-C
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from linformer_kit.cli import app; app()"
+    # shells make background jobs, and thus this test, ignore Ctrl-C
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from linformer_kit.cli import app; app()"
     command = [sys.executable, "-c", code, "demo", "--output", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        process.stdout.readline()  # the first words: the work has begun
+        process.stdout.readline()  # the first line: the work has started
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""`linformer plot`: what is drawn is what was measured, trained or learnt."""
+"""`linformer plot`: figures show what was measured, trained or learned."""
 
 import json
 import re
@@ -24,7 +24,8 @@ from linformer_kit.models.modeling_linformer import (
 )
 from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from linformer_kit.plots import style
-from linformer_kit.plots.curves import curves as learning_curves
+from linformer_kit.plots.costs import draw_costs
+from linformer_kit.plots.curves import learning_curves
 from linformer_kit.report.inputs import read_inputs, short_names
 from linformer_kit.report.plot import figures
 from linformer_kit.training.config import TokenizerConfig
@@ -74,7 +75,7 @@ def panel(figure, title):
 
 
 def drawn(axes):
-    """The points of each line, by its label."""
+    """The points of each line, by label."""
     return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
 
 
@@ -86,7 +87,7 @@ def footnote(figure):
     return " ".join(figure.get_supxlabel().split())
 
 
-def test_lines_are_the_numbers_of_the_table_and_legends_have_the_exponents(tmp_path):
+def test_lines_show_the_table_and_legends_the_exponents(tmp_path):
     rows = [*power_law("linformer-kit", 64, 1.0), *power_law("linformer-kit", 128, 1.25), *power_law("bert", "", 2.0)]
     figure = costs(write_table(tmp_path / "points.csv", rows[::-1]))
     time, memory = panel(figure, "layer, forward: time"), panel(figure, "layer, forward: memory")
@@ -100,7 +101,7 @@ def test_lines_are_the_numbers_of_the_table_and_legends_have_the_exponents(tmp_p
     assert (time.get_xscale(), time.get_yscale()) == ("log", "log")
 
 
-def test_what_was_not_measured_has_no_point_and_two_points_have_no_exponent(tmp_path):
+def test_missing_measurements_have_no_point_and_two_points_no_exponent(tmp_path):
     rows = power_law("linformer-kit", 64, 1.0)
     rows[2] |= {"status": "out of memory", "seconds_median": ""}
     rows[3] |= {
@@ -128,10 +129,10 @@ def test_there_is_a_panel_for_each_subject_and_step_and_none_is_empty(tmp_path):
     assert titles == ["encoder, forward: time", "encoder, training: time", "encoder, training: memory"]
 
 
-def test_implementations_differ_in_colour_or_style_and_lengths_in_markers(tmp_path):
+def test_implementations_differ_in_color_or_style_and_lengths_in_markers(tmp_path):
     names = [
         "linformer-kit",
-        "linformer-kit-none",
+        "full-attention",
         "linformer",
         "linformer-pytorch",
         "bert",
@@ -148,7 +149,7 @@ def test_implementations_differ_in_colour_or_style_and_lengths_in_markers(tmp_pa
     assert len({look[2] for look in looks}) == 2
 
 
-def test_where_the_batch_follows_from_the_length_costs_are_per_example(tmp_path):
+def test_costs_are_per_example_where_the_batch_depends_on_the_length(tmp_path):
     rows = [row(length=length, batch=4096 // length, seconds=2.0, mib=64) for length in LENGTHS]
     figure = costs(write_table(tmp_path / "points.csv", rows))
     times = drawn(panel(figure, "layer, forward: time per example"))
@@ -167,7 +168,7 @@ def test_several_tables_share_panels_unless_they_have_the_same_points(tmp_path):
     assert list(drawn(panel(figure, "layer, forward, again.csv: time"))) == ["linformer-kit K=64  N^1.50"]
 
 
-def test_what_tells_panels_of_a_subject_apart_stands_in_their_titles(tmp_path):
+def test_titles_name_the_sizes_in_which_panels_differ(tmp_path):
     small, large = (
         write_table(tmp_path / f"{size}.csv", power_law("linformer-kit", 64, 1.0, hidden_size=size))
         for size in (64, 512)
@@ -191,6 +192,48 @@ def test_the_footnote_says_if_machines_or_versions_differ(tmp_path, column, said
     assert found.count("different") == 1
 
 
+def as_text(rows):
+    return [{name: str(value) for name, value in each.items()} for each in rows]
+
+
+def test_columns_that_an_older_table_lacks_are_empty():
+    rows = [row("full-attention", length, "") for length in LENGTHS[:2]]
+    for each in rows:
+        del each["target_length"]
+    figure = draw_costs({"old.csv": as_text(rows)})
+    assert list(drawn(panel(figure, "layer, forward: time"))) == ["full-attention"]
+
+
+def test_backends_have_their_own_panels_and_unknown_subjects_come_last_in_order_of_appearance():
+    rows = [
+        row(length=length, batch="", backend=backend, subject=subject)
+        for subject, backend in (("second", ""), ("first", ""), ("layer", "torch"), ("layer", "keras-jax"))
+        for length in LENGTHS[:2]
+    ]
+    figure = draw_costs({"new.csv": as_text(rows)})
+    titles = [axes.get_title(loc="left") for axes in figure.axes if "time" in axes.get_title(loc="left")]
+    assert titles == [
+        *("layer, forward, keras-jax: time", "layer, forward, torch: time"),
+        *("second, forward: time", "first, forward: time"),
+    ]
+
+
+def test_variants_and_blocks_have_their_own_lines_next_to_full_attention():
+    lines = [
+        ("linformer-kit", {"projected_length": 64, "variant": "mean"}),
+        ("linformer-kit", {"projected_length": 64}),
+        ("linformer-kit", {"projected_length": 4, "block_length": 128}),
+        ("full-attention", {"projected_length": ""}),
+    ]
+    rows = [row(name, length, **others) for name, others in lines for length in LENGTHS[:2]]
+    axes = panel(draw_costs({"new.csv": as_text(rows)}), "layer, forward: time")
+    assert set(drawn(axes)) == {
+        *("linformer-kit, mean K=64", "linformer-kit K=64"),
+        *("linformer-kit 128→4", "full-attention"),
+    }
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 4
+
+
 # runs
 
 
@@ -201,7 +244,7 @@ def finished(trained_run):
 
 @pytest.fixture
 def make_run(finished, tmp_path):
-    """A finished run whose settings and metrics are known: a copy of a real one, changed."""
+    """A finished run with known settings and metrics: a modified copy of a real one."""
 
     def make(name, metrics, evaluation=None, seed=0, task="classification", training=None, **model):
         folder = shutil.copytree(finished, tmp_path / name)
@@ -219,7 +262,7 @@ def make_run(finished, tmp_path):
 
 
 def error_bars(axes):
-    """Of each line with error bars: K, mean, lowest, highest."""
+    """(K, mean, lowest, highest) of each line with error bars."""
     found = {}
     for container in axes.containers:
         line, _, (bars,) = container
@@ -298,7 +341,7 @@ def test_lists_of_k_of_the_same_mean_are_not_averaged(make_run):
     }
 
 
-def test_a_run_without_its_model_is_refused_instead_of_drawn_with_defaults(make_run):
+def test_a_run_without_its_model_is_rejected(make_run):
     run = make_run("run", {"validation_accuracy": 0.5})
     (run / "model" / "config.json").unlink()
     for what in ("quality", "sharing"):
@@ -311,7 +354,7 @@ def runs_with_curves(count, name="run"):
 
 
 @pytest.mark.parametrize(("count", "name"), [(2, "run"), (40, "of a rather long name "), (8, "x" * 200)])
-def test_panels_keep_their_size_and_names_the_picture_however_many_runs_there_are(count, name):
+def test_panels_keep_their_size_and_all_names_fit_for_any_number_of_runs(count, name):
     figure = learning_curves(runs_with_curves(count, name), "validation_accuracy")
     figure.draw_without_rendering()
     for axes in figure.axes:
@@ -324,7 +367,7 @@ def test_panels_keep_their_size_and_names_the_picture_however_many_runs_there_ar
     assert [text.get_text().replace("\n", "") for text in legend.get_texts()] == list(runs_with_curves(count, name))
 
 
-def test_a_picture_without_room_for_its_lines_is_refused(tmp_path):
+def test_a_figure_without_room_for_its_panels_is_rejected(tmp_path):
     figure = learning_curves(
         runs_with_curves(400, "of a name that needs a line of its own " * 2), "validation_accuracy"
     )
@@ -334,7 +377,7 @@ def test_a_picture_without_room_for_its_lines_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damaged_lines_of_metrics_are_left_out(make_run):
+def test_damaged_lines_of_metrics_are_skipped(make_run):
     run = make_run("run", {})
     lines = [
         '{"step": 1, "loss": 2.0}',
@@ -350,7 +393,7 @@ def test_damaged_lines_of_metrics_are_left_out(make_run):
     assert drawn(figures([run])["learning"].axes[0]) == {"training": [(1, 2.0)]}
 
 
-def test_dollars_in_names_are_no_formulas(tmp_path):
+def test_dollars_in_names_are_not_formulas(tmp_path):
     paths = [
         write_table(tmp_path / f"{name} $x^$.csv", power_law("a $\\frac$ b", 64, 1.0, cpu="$y^$"))
         for name in ("one", "two")
@@ -460,7 +503,7 @@ def test_heads_are_the_attention_weights_of_the_model(save, kind, changes):
         np.testing.assert_allclose(image.sum(axis=1), 1, rtol=1e-6)
 
 
-def test_heads_of_a_classifier_read_the_text_between_special_tokens(finished, tmp_path):
+def test_heads_of_a_classifier_include_special_tokens(finished, tmp_path):
     (tmp_path / "text.txt").write_text("a lovely road", encoding="utf-8")
     figure = figures([finished], "heads", str(tmp_path / "text.txt"))["heads"]
     model = LinformerForSequenceClassification.from_pretrained(finished / "model").eval()
@@ -474,7 +517,7 @@ def test_heads_of_a_classifier_read_the_text_between_special_tokens(finished, tm
     np.testing.assert_array_equal(np.stack(images(figure)), expected[0].numpy())
 
 
-def test_bytes_are_labelled_by_what_can_be_seen(save):
+def test_bytes_have_visible_labels(save):
     folder, *_ = save()
     figure = figures([folder], "heads", "a $x$\nü_")["heads"]
     figure.draw_without_rendering()
@@ -482,7 +525,7 @@ def test_bytes_are_labelled_by_what_can_be_seen(save):
     assert labels == ["a", "␣", "$", "x", "$", "⏎", "\\xc3", "\\xbc", "_", "</s>"]
 
 
-def test_a_long_text_is_cut_and_only_some_tokens_are_labelled(save):
+def test_a_long_text_is_truncated_and_only_some_tokens_are_labeled(save):
     folder, *_ = save(max_position_embeddings=200, num_hidden_layers=1)
     figure = figures([folder], "heads", "abcdefghij" * 30)["heads"]
     assert images(figure)[0].shape == (200, 5)
@@ -495,7 +538,7 @@ def test_a_long_text_is_cut_and_only_some_tokens_are_labelled(save):
 
 
 def curves(axes):
-    """The curves of slots without their offsets, by slot."""
+    """The curves without their offsets, by slot."""
     ticks = zip(axes.get_yticks(), axes.get_yticklabels(), axes.lines, strict=True)
     return {int(label.get_text()): line.get_ydata() - offset for offset, label, line in ticks}
 
@@ -521,7 +564,7 @@ def test_slots_are_the_columns_of_e(save, sharing):
     }.get(sharing, "layer 1 (K=5)")
 
 
-def test_of_many_slots_some_are_shown_and_the_title_says_how_many(save):
+def test_only_some_of_many_slots_are_shown_and_the_title_says_how_many(save):
     folder, model, _ = save(projected_length=39, num_hidden_layers=1)
     (axes,) = figures([folder], "slots")["slots"].axes
     found = curves(axes)
@@ -553,7 +596,7 @@ def test_slots_of_means_are_windows(save):
 # files
 
 
-def test_every_picture_is_written_as_png_and_svg(finished, tmp_path):
+def test_every_figure_is_written_as_png_and_svg(finished, tmp_path):
     table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
     output = tmp_path / "new" / "plots"
     printed = command("plot", table, finished, "--output", output).stdout
@@ -566,7 +609,7 @@ def test_every_picture_is_written_as_png_and_svg(finished, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg"])
-def test_one_picture_may_have_a_name(tmp_path, name):
+def test_the_output_may_be_one_file(tmp_path, name):
     table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
     command("plot", table, "--output", tmp_path / "out" / name)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
@@ -574,23 +617,23 @@ def test_one_picture_may_have_a_name(tmp_path, name):
     assert (tmp_path / "out" / name).read_bytes().startswith(start)
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders():
+def test_runs_of_the_same_name_are_named_by_their_parent_directories():
     paths = [Path("/home/me/a/run"), Path("/home/me/b/run")]
     assert short_names(paths) == ["a/run", "b/run"]
 
 
-def test_what_is_given_twice_counts_once(tmp_path):
+def test_duplicate_inputs_are_read_once(tmp_path):
     table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
     assert list(read_inputs([table, tmp_path / "." / "points.csv"]).tables) == ["points.csv"]
 
 
-# mistakes
+# errors
 
 
-def test_given_files_and_folders_that_are_something_else_are_refused(tmp_path, finished):
+def test_unsuitable_inputs_are_rejected(tmp_path, finished):
     table = write_table(tmp_path / "points.csv", [row()])
-    assert "there is no file or folder" in refused("plot", tmp_path / "none.csv")
-    assert "neither the folder of a run" in refused("plot", tmp_path)
+    assert "none.csv does not exist" in refused("plot", tmp_path / "none.csv")
+    assert "is neither a run" in refused("plot", tmp_path)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     assert "lacks the column subject" in refused("plot", tmp_path / "other.csv")
     (tmp_path / "cut.csv").write_text(table.read_text()[:-40])
@@ -603,24 +646,22 @@ def test_given_files_and_folders_that_are_something_else_are_refused(tmp_path, f
     assert (
         free == "no point of free.csv was measured: all times and memories are 0, which is below what can be measured"
     )
-    assert "run is a folder" in refused("plot", finished, "--what", "costs")
-    assert "points.csv is a table" in refused("plot", table, "--what", "learning")
-    assert "--text is for --what heads" in refused("plot", finished, "--text", "a")
-    assert "2 folders were given" in refused("plot", finished, finished / "model", "--what", "slots")
+    assert "run is a run; omit it" in refused("plot", finished, "--what", "costs")
+    assert "requires a run, but points.csv is a table" in refused("plot", table, "--what", "learning")
+    assert "--text requires --what heads" in refused("plot", finished, "--text", "a")
+    assert "but 2 were given" in refused("plot", finished, finished / "model", "--what", "slots")
     assert "--what heads or --what slots" in refused("plot", finished / "model")
     assert "--what heads or --what slots" in refused("plot", finished, finished / "model", "--output", tmp_path / "out")
-    assert "is a saved model alone" in refused("plot", finished / "model", "--what", "quality")
+    assert "model is a saved model; omit it" in refused("plot", finished / "model", "--what", "quality")
 
 
-def test_outputs_that_cannot_be_written_are_refused_before_any_work(tmp_path, finished):
+def test_unwritable_outputs_are_rejected_before_any_work(tmp_path, finished):
     table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table)
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table / "plots" / "x.png")
-    assert "a .png or .svg" in refused("plot", tmp_path / "is not read", "--output", tmp_path / "x.pdf")
-    assert "2 pictures come of this: costs, learning" in refused(
-        "plot", table, finished, "--output", tmp_path / "x.png"
-    )
-    assert "cannot be written" in refused("plot", tmp_path / "is not read", "--output", "/proc/plots")
+    assert "give a .png or .svg file" in refused("plot", tmp_path / "is not read", "--output", tmp_path / "x.pdf")
+    assert "2 figures: costs, learning" in refused("plot", table, finished, "--output", tmp_path / "x.png")
+    assert "cannot write to /proc" in refused("plot", tmp_path / "is not read", "--output", "/proc/plots")
     assert [path.name for path in tmp_path.iterdir()] == ["points.csv"]
 
 
@@ -633,7 +674,7 @@ def test_runs_that_cannot_be_compared_are_named(make_run):
         assert "other is masked-lm" in message
 
 
-def test_runs_without_a_metric_are_told_what_to_run(make_run):
+def test_for_runs_without_a_metric_the_error_names_the_command(make_run):
     without = make_run("without", {"validation_loss": 0.5})
     assert f"`linformer evaluate {without}`" in refused("plot", without, "--what", "quality")
     (without / "result.json").unlink()
@@ -641,7 +682,7 @@ def test_runs_without_a_metric_are_told_what_to_run(make_run):
     (without / "metrics.jsonl").unlink()
     assert "without has no metrics yet" in refused("plot", without)
     full = make_run("full", {"validation_accuracy": 0.5}, projection="none")
-    assert "there is no K to compare" in refused("plot", full, "--what", "quality")
+    assert "none of the runs has a projected length K" in refused("plot", full, "--what", "quality")
     assert "has matrices to share" in refused("plot", full, "--what", "sharing")
 
 
@@ -661,16 +702,16 @@ def test_models_that_cannot_be_drawn_say_why(save, projection, what, said):
         figures([folder], what)
 
 
-def test_a_text_must_be_one(save, tmp_path):
+def test_a_text_file_must_exist_and_hold_text(save, tmp_path):
     folder, *_ = save()
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
     for missing in ("missing.txt", "essay.md", "texts/essay"):
         assert "there is no such file" in refused("plot", folder, "--what", "heads", "--text", missing)
-    assert "a folder; give a file of it" in refused("plot", folder, "--what", "heads", "--text", tmp_path)
-    assert "which is no text in UTF-8" in refused("plot", folder, "--what", "heads", "--text", tmp_path / "binary")
+    assert "a directory; give a file in it" in refused("plot", folder, "--what", "heads", "--text", tmp_path)
+    assert "which is not UTF-8 text" in refused("plot", folder, "--what", "heads", "--text", tmp_path / "binary")
 
 
-def test_a_word_is_a_text_and_the_footnote_has_its_beginning(save, tmp_path):
+def test_a_single_word_is_a_text_and_the_footnote_has_an_excerpt(save, tmp_path):
     folder, *_ = save()
     assert "Text: “house”." in footnote(figures([folder], "heads", "house")["heads"])
     (tmp_path / "long.txt").write_text("\ufeffone  two $x$\n$y$ 字 " + "and so on " * 20, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`linformer report`: what stands on the page is what the files say, and nothing on it asks for anything else."""
+"""`linformer report`: the page shows what the files hold, and loads nothing."""
 
 import csv
 import json
@@ -21,15 +21,15 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 ATTACK = "<script>document.title = 'taken'</script> <img src=x onerror=alert(1)> a good road"
 
 
-# attributes by which a page asks for more
+# attributes that load something
 LOADING = {"src", "srcset", "href", "data", "action", "poster", "background"}
 
 
-# what the page says
+# parsing the page
 
 
 class Page(HTMLParser):
-    """The tables of a page by their names, its running text, and what it would load."""
+    """The tables of a page by name, its text, and what it would load."""
 
     def __init__(self, text):
         super().__init__()
@@ -63,7 +63,7 @@ class Page(HTMLParser):
             self.text += data
 
     def named(self, name):
-        """The rows of a table as dictionaries: what is shown under each heading, and the number behind it."""
+        """The rows of a table as dictionaries: the text under each heading, and its number."""
         headings, *rows = self.tables[name]
         return [
             {
@@ -79,7 +79,7 @@ def page_about(*given, output):
     return Page(output.read_text(encoding="utf-8"))
 
 
-# what was measured
+# inputs
 
 
 def point(implementation, length, seconds=None, peak=None, status="ok", **more):
@@ -114,9 +114,9 @@ POINTS = [
     point("linformer-kit", 1024, 0.004, 8, projected_length=64),
     point("linformer-kit", 4096, 0.016, 32, projected_length=64),
     point("linformer-kit", 4096, 0.5, 32, projected_length=64, step="training"),
-    point("linformer-kit-none", 1024, 0.016, 16),
-    point("linformer-kit-none", 4096, 0.256, 2048),
-    point("linformer-kit-none", 4096, 1.25, 4096, batch=1, step="training"),
+    point("full-attention", 1024, 0.016, 16),
+    point("full-attention", 4096, 0.256, 2048),
+    point("full-attention", 4096, 1.25, 4096, batch=1, step="training"),
     point("linformer", 4096, 0.032, 64, projected_length=64),
     point("linformer-pytorch", 4096, status="over the time limit", note="a call takes more than 60 s"),
     point("bert", 16384, status="out of memory"),
@@ -133,7 +133,7 @@ def write_table(path, rows):
 
 
 def change(path, *replacements):
-    """A text file with some of it replaced, each of which must be there."""
+    """Replace parts of a text file, which must exist."""
     text = path.read_text(encoding="utf-8")
     for old, new in replacements:
         assert old in text
@@ -142,7 +142,7 @@ def change(path, *replacements):
 
 
 def unfinished_copy(run, folder):
-    """The run as it was before it ended, with other settings."""
+    """The run before it finished, with other settings."""
     shutil.copytree(run, folder)
     shutil.rmtree(folder / "model")
     (folder / "result.json").unlink()
@@ -159,7 +159,7 @@ def unfinished_copy(run, folder):
 
 
 def attacked_copy(run, folder):
-    """The run with a validation split that holds markup."""
+    """The run with markup in its validation split."""
     shutil.copytree(run, folder / "attacked")
     data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), "")["data"]["path"]
     shutil.copytree(data, folder / "attacking data")
@@ -223,31 +223,31 @@ def test_the_measurements_are_those_of_the_table(of_table):
 
 def test_ratios_are_to_full_attention_at_the_same_point(of_table):
     rows = of_table.named("Measurements of compare.csv")
-    # the third has no partner: that of its step was measured with another batch
-    assert [row["full ÷ this (time)"][1] for row in rows] == [4, 16, None, 1, 1, 1, 8, None, None, None]
-    assert [row["full ÷ this (memory)"][1] for row in rows] == [2, 64, None, 1, 1, 1, 32, None, None, None]
-    assert rows[0]["full ÷ this (time)"][0] == "4.00×"
-    assert "full ÷ this: how many times as much linformer-kit-none takes" in of_table.text
+    # for the third, full attention was measured with another batch
+    assert [row["time ratio"][1] for row in rows] == [4, 16, None, 1, 1, 1, 8, None, None, None]
+    assert [row["memory ratio"][1] for row in rows] == [2, 64, None, 1, 1, 1, 32, None, None, None]
+    assert rows[0]["time ratio"][0] == "4.00×"
+    assert "Ratios: full-attention divided by this row" in of_table.text
 
 
 def test_ratios_are_to_full_attention_of_the_same_sizes(tmp_path):
     rows = [
         point("linformer-kit", 1024, 0.25, 8, sharing="kv"),
         point("linformer-kit", 1024, 0.5, 16, hidden_size=512, sharing="kv"),
-        point("linformer-kit-none", 1024, 1.0, 64),
-        point("linformer-kit-none", 1024, 8.0, 256, hidden_size=512),
+        point("full-attention", 1024, 1.0, 64),
+        point("full-attention", 1024, 8.0, 256, hidden_size=512),
     ]
     page = page_about(write_table(tmp_path / "sizes.csv", rows), output=tmp_path / "page.html")
     found = page.named("Measurements of sizes.csv")
-    assert [row["full ÷ this (time)"][1] for row in found] == [4, 16, 1, 1]
-    assert [row["full ÷ this (memory)"][1] for row in found] == [8, 16, 1, 1]
+    assert [row["time ratio"][1] for row in found] == [4, 16, 1, 1]
+    assert [row["memory ratio"][1] for row in found] == [8, 16, 1, 1]
 
 
-def test_the_machine_of_the_measurements_is_told(of_table):
+def test_the_machine_of_the_measurements_is_shown(of_table):
     (row,) = of_table.named("Environment: compare.csv")
     assert row["cpu"][0] == "A & B <fast>"
     assert row["memory gib"] == ("15.6", 15.6)
-    assert row["implementations"][0] == "linformer-kit, linformer-kit-none, linformer, linformer-pytorch, bert"
+    assert row["implementations"][0] == "linformer-kit, full-attention, linformer, linformer-pytorch, bert"
     assert row["points"][1] == len(POINTS)
     assert "hidden size 64, num heads 4, num layers 1, device cpu" in of_table.text
 
@@ -258,11 +258,11 @@ def test_a_table_in_which_nothing_was_measured_is_shown_without_a_picture(tmp_pa
     assert "Not drawn: no point of none.csv was measured" in page.text
     assert "img" not in page.tags
     page = page_about(write_table(tmp_path / "empty.csv", []), output=tmp_path / "page.html")
-    assert "There are no rows." in page.text
+    assert "No rows." in page.text
 
 
-def test_a_report_on_tables_needs_nothing_of_training(tmp_path):
-    """Who has installed `linformer-kit[bench]` has no package that only training needs."""
+def test_a_report_on_tables_imports_nothing_of_training(tmp_path):
+    """`linformer-kit[bench]` does not install the packages that only training needs."""
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['datasets', 'accelerate', 'filelock', 'sacrebleu', 'yaml'])); "
     )
@@ -280,11 +280,11 @@ def test_a_report_on_tables_needs_nothing_of_training(tmp_path):
 @pytest.mark.slow
 def test_the_metrics_are_those_of_the_result(of_runs):
     (finished, half, _), page = of_runs
-    first, second, _ = page.named("What came of it")
+    first, second, _ = page.named("Results")
     result = read_json(finished / "result.json")
     metrics = {name: value for name, value in result.items() if name.startswith("validation_")}
     assert {name: first[name.replace("_", " ")][1] for name in metrics} == metrics
-    assert (first["at step"][1], first["tokens"][1], first["wall-clock"][1], first["peak memory"][1]) == (
+    assert (first["at step"][1], first["tokens"][1], first["training time"][1], first["peak memory"][1]) == (
         *(result["best_step"], result["tokens"], result["seconds"], result["peak_mib"]),
     )
     assert result["peak_mib"] > 100
@@ -293,19 +293,19 @@ def test_the_metrics_are_those_of_the_result(of_runs):
     last = read_lines(half / "metrics.jsonl")[-1]
     assert second["state"][0] == "not finished"
     assert (second["at step"][1], second["validation loss"][1]) == (last["step"], last["validation_loss"])
-    assert second["wall-clock"] == second["evaluated on test: loss"] == ("–", None)
+    assert second["training time"] == second["evaluated on test: loss"] == ("–", None)
 
 
 @pytest.mark.slow
-def test_what_was_run_is_described(of_runs):
+def test_the_configuration_is_shown(of_runs):
     (_, half, _), page = of_runs
-    first, second, _ = page.named("What was run")
+    first, second, _ = page.named("Configuration")
     wanted = {"run": "finished", "state": "finished", "task": "classification", "attention": "linformer", "K": "8"}
     wanted |= {
         "projection": "linear",
         "sharing": "headwise",
         "layers": "1",
-        "width": "32",
+        "hidden size": "32",
         "heads": "2",
         "length": "24",
     }
@@ -316,9 +316,9 @@ def test_what_was_run_is_described(of_runs):
 
 
 @pytest.mark.slow
-def test_the_differences_are_exactly_those_that_matter(of_runs):
+def test_the_differences_are_those_that_affect_the_result(of_runs):
     (finished, _, attacked), page = of_runs
-    first, second, third = page.named("Settings that differ")
+    first, second, third = page.named("Differing settings")
     assert list(first) == ["run", "seed", "model.projected_length", "data.path"]  # not log_every, nor the folder
     assert [row["model.projected_length"][1] for row in (first, second, third)] == [8, 4, 8]
     assert [row["seed"][1] for row in (first, second, third)] == [0, 7, 0]
@@ -335,8 +335,8 @@ def test_a_default_that_is_written_out_is_no_difference(classification, tmp_path
         unfinished_copy(classification, tmp_path / name)
     change(tmp_path / "one" / "config.yaml", ("model:\n", "model:\n  sharing: headwise\n"))
     page = page_about(tmp_path / "one", tmp_path / "other", output=tmp_path / "page.html")
-    assert "Settings that differ" not in page.tables
-    assert "The runs do not differ in any setting that matters" in page.text
+    assert "Differing settings" not in page.tables
+    assert "The runs do not differ in any setting that affects" in page.text
 
 
 @pytest.mark.slow
@@ -349,12 +349,12 @@ def test_a_run_that_starts_from_a_saved_model_has_its_sizes(classification, tmp_
         (tmp_path / "gone", ("unknown", "–", "–")),
     ):
         (run / "config.yaml").write_text(f"{before}{start}  from: {saved}\n{end}{after}", encoding="utf-8")
-        (row,) = page_about(run, output=tmp_path / "page.html").named("What was run")
-        assert (row["attention"][0], *(row.get(name, ("–",))[0] for name in ("K", "width"))) == wanted
+        (row,) = page_about(run, output=tmp_path / "page.html").named("Configuration")
+        assert (row["attention"][0], *(row.get(name, ("–",))[0] for name in ("K", "hidden size"))) == wanted
 
 
 @pytest.mark.slow
-def test_the_environment_of_the_runs_is_told(of_runs):
+def test_the_environment_of_the_runs_is_shown(of_runs):
     (finished, *_), page = of_runs
     row = page.named("Environment: Runs")[0]
     stored = read_json(finished / "environment.json")
@@ -379,7 +379,7 @@ def test_examples_are_answered_as_predict_answers_them(trained, tmp_path):
         elif trained.task == "masked-lm":
             (guesses,) = answer["masks"]
             assert prediction.startswith(f"{guesses[0]['token']} ({guesses[0]['probability']:.1%}), ")
-            assert reference in prediction  # it has learnt to count
+            assert reference in prediction  # it has learned to count
         else:
             assert prediction == next(
                 answer[key] for key in ("continuation", "translation", "restored") if key in answer
@@ -405,7 +405,7 @@ def test_examples_are_answered_as_predict_answers_them(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_translations_that_were_written_down_are_shown(classification, tmp_path):
+def test_written_translations_are_shown(classification, tmp_path):
     run = unfinished_copy(classification, tmp_path / "run")
     written = [
         {"source": f"{number} <b>\u2028</b>", "hypothesis": "", "reference": f"r{number}"} for number in range(20)
@@ -413,13 +413,13 @@ def test_translations_that_were_written_down_are_shown(classification, tmp_path)
     write_jsonl(run / "translations.jsonl", written)
     rows = page_about(run, output=tmp_path / "page.html").named("Examples of run")
     assert [row["source"][0] for row in rows] == [f"{number} <b> </b>" for number in range(6)]
-    assert rows[0]["prediction"][0] == "(an empty text)"
+    assert rows[0]["prediction"][0] == "(empty text)"
     (run / "translations.jsonl").write_text("{", encoding="utf-8")
     assert "translations.jsonl is damaged" in page_about(run, output=tmp_path / "page.html").text
 
 
 @pytest.mark.slow
-def test_data_that_are_gone_are_told_of(classification, tmp_path):
+def test_missing_data_is_reported_on_the_page(classification, tmp_path):
     run = shutil.copytree(classification, tmp_path / "run")
     data = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"), "")["data"]["path"]
     change(run / "config.yaml", (data, str(tmp_path / "gone")))
@@ -429,11 +429,11 @@ def test_data_that_are_gone_are_told_of(classification, tmp_path):
         in page.text
     )
     assert "Examples of run" not in page.tables
-    assert page.named("What came of it")[0]["validation accuracy"][1] > 0.5
+    assert page.named("Results")[0]["validation accuracy"][1] > 0.5
 
 
 def finished_copy(run, folder, evaluation=None, **model):
-    """The run as if it had been another: with other fields of its model, with the evaluation."""
+    """The run with other fields of its model, and with the evaluation."""
     shutil.copytree(run, folder)
     config = folder / "model" / "config.json"
     config.write_text(json.dumps({**read_json(config), **model}), encoding="utf-8")
@@ -443,7 +443,7 @@ def finished_copy(run, folder, evaluation=None, **model):
 
 
 def without_examples(folder):
-    """A run that has nothing to answer, which would take its time."""
+    """A run with translations, so that nothing is predicted, which would take long."""
     write_jsonl(folder / "translations.jsonl", [{"source": "a", "hypothesis": "b", "reference": "c"}])
     return folder
 
@@ -451,18 +451,18 @@ def without_examples(folder):
 def test_an_evaluation_on_the_validation_split_does_not_replace_that_of_the_training(classification, tmp_path):
     evaluation = {"split": "validation", "rows": 9, "loss": 9.5, "accuracy": 0.125}
     run = without_examples(finished_copy(classification, tmp_path / "run", evaluation))
-    (row,) = page_about(run, output=tmp_path / "page.html").named("What came of it")
+    (row,) = page_about(run, output=tmp_path / "page.html").named("Results")
     assert row["validation accuracy"][1] == read_json(run / "result.json")["validation_accuracy"] != 0.125
     assert row["evaluated on validation: accuracy"][1] == 0.125
     assert row["evaluated on validation: loss"][1] == 9.5
 
 
 def test_runs_are_named_in_pictures_as_in_tables(classification, tmp_path):
-    """Though the pictures show some of them only, which could be told apart by less."""
+    """Even if a figure shows only some of them, which shorter names would distinguish."""
     runs = [without_examples(finished_copy(classification, tmp_path / name / "run")) for name in ("one", "two")]
     (runs[1] / "metrics.jsonl").unlink()
     page = page_about(*runs, output=tmp_path / "page.html")
-    assert [row["run"][0] for row in page.named("What was run")] == ["one/run", "two/run"]
+    assert [row["run"][0] for row in page.named("Configuration")] == ["one/run", "two/run"]
     assert "Lines: training, validation, one/run." in page.alternatives[0]
 
 
@@ -473,8 +473,8 @@ def test_quality_of_causal_language_models_is_drawn_over_their_slots(trained_run
     assert [said for said in page.alternatives if "slots per block" in said]
 
 
-def test_too_many_runs_for_one_picture_are_told(classification, tmp_path, monkeypatch):
-    monkeypatch.setattr(style, "TALLEST", 0.5)
+def test_too_many_runs_for_one_figure_are_reported(classification, tmp_path, monkeypatch):
+    monkeypatch.setattr(style, "MAX_HEIGHT", 0.5)
     runs = [without_examples(finished_copy(classification, tmp_path / name)) for name in ("one", "two")]
     page = page_about(*runs, output=tmp_path / "page.html")
     assert "Not drawn: too many runs or too long names for one picture" in page.text
@@ -484,15 +484,16 @@ def test_too_many_runs_for_one_picture_are_told(classification, tmp_path, monkey
 def test_a_finished_run_without_its_model_is_described_by_its_configuration(classification, tmp_path):
     run = without_examples(finished_copy(classification, tmp_path / "run"))
     shutil.rmtree(run / "model")
-    (row,) = page_about(run, output=tmp_path / "page.html").named("What was run")
-    assert (row["K"][0], row["width"][0]) == ("8", "32")
+    (row,) = page_about(run, output=tmp_path / "page.html").named("Configuration")
+    assert (row["K"][0], row["hidden size"][0]) == ("8", "32")
 
 
 # spectra
 
 SPECTRUM = {
     "spectrum.csv": "layer,head,k,share\n1,1,1,0.5\n1,1,2,1\n2,1,1,0.75\n2,1,2,1\n",
-    "ranks.csv": "layer,head,model,length,pieces,k90,k95,k99\n1,1,$some^$ model,2,3,2,2,2\n2,1,$some^$ model,2,3,2,2,2\n",
+    "ranks.csv": "layer,head,model,length,pieces,k90,k95,k99\n"
+    "1,1,$some^$ model,2,3,2,2,2\n2,1,$some^$ model,2,3,2,2,2\n",
     "layers.csv": "layer,k90,k95,k99,kept_by_a_quarter,projected_length\n1,2,2,2,0.500,2\n2,2,2,2,0.750,1\n",
 }
 
@@ -522,15 +523,15 @@ def test_a_spectrum_has_its_pictures_and_its_table(tmp_path):
 
 def test_saved_models_are_refused_by_name(classification, tmp_path):
     said = refused("report", classification, classification / "model", "--output", tmp_path / "page.html")
-    assert said.startswith(f"{classification / 'model'} is a saved model alone")
+    assert said.startswith(f"{classification / 'model'} is a saved model without a run")
     assert not (tmp_path / "page.html").exists()
 
 
-# the page as such
+# the page
 
 
 @pytest.mark.slow
-def test_markup_in_what_is_shown_is_text(of_runs):
+def test_markup_is_shown_as_text(of_runs):
     _, page = of_runs
     assert ATTACK in [row["source"][0] for row in page.named("Examples of attacked")]
     assert page.tags.count("script") == 1
@@ -538,7 +539,7 @@ def test_markup_in_what_is_shown_is_text(of_runs):
 
 
 @pytest.mark.slow
-def test_nothing_is_loaded_and_pictures_have_words(of_runs, of_table):
+def test_nothing_is_loaded_and_figures_have_descriptions(of_runs, of_table):
     for page, pictures in ((of_runs[1], 1), (of_table, 1)):
         assert all(each.startswith(("data:", "#")) for each in page.loaded)
         assert len(page.alternatives) >= pictures
@@ -547,7 +548,7 @@ def test_nothing_is_loaded_and_pictures_have_words(of_runs, of_table):
     assert "attacked" in of_runs[1].alternatives[0]
     assert "linformer-pytorch" not in of_table.alternatives[0]  # which has no point to draw
     assert "bert" not in of_table.alternatives[0]
-    assert "linformer-kit-none" in of_table.alternatives[0]
+    assert "full-attention" in of_table.alternatives[0]
 
 
 def test_tables_of_the_same_name_are_told_apart(tmp_path):
@@ -559,7 +560,7 @@ def test_tables_of_the_same_name_are_told_apart(tmp_path):
     assert {"Measurements of one/compare.csv", "Measurements of two/compare.csv"} <= set(page.tables)
 
 
-def test_numbers_without_end_sort_too(tmp_path):
+def test_infinite_numbers_sort_too(tmp_path):
     page = page_about(
         write_table(tmp_path / "c.csv", [point("bert", 1024, float("inf"), 1), POINTS[0]]), output=tmp_path / "p.html"
     )
@@ -568,26 +569,26 @@ def test_numbers_without_end_sort_too(tmp_path):
     assert 'data-value="Infinity"' in page.source  # as JavaScript writes it
 
 
-# mistakes
+# errors
 
 
-def test_what_cannot_be_read_or_written_is_told_at_once(tmp_path):
+def test_unreadable_inputs_and_unwritable_outputs_are_reported_at_once(tmp_path):
     table = write_table(tmp_path / "compare.csv", POINTS)
     there = tmp_path / "page.html"
-    assert f"there is no file or folder {tmp_path / 'gone'}" in refused("report", tmp_path / "gone", "--output", there)
-    assert f"--output is {tmp_path}, a folder" in refused("report", table, "--output", tmp_path)
+    assert f"{tmp_path / 'gone'} does not exist" in refused("report", tmp_path / "gone", "--output", there)
+    assert f"--output is {tmp_path}, a directory" in refused("report", table, "--output", tmp_path)
     assert "compare.csv is a file" in refused("report", table, "--output", table / "page.html")
-    assert "is neither the folder of a run" in refused("report", tmp_path, "--output", there)
+    assert "is neither a run" in refused("report", tmp_path, "--output", there)
     write_table(tmp_path / "damaged.csv", [{**POINTS[0], "seconds_median": "soon"}])
     assert "seconds_median is 'soon' in the row of linformer-kit, N=1024" in refused(
         "report", tmp_path / "damaged.csv", "--output", there
     )
     assert not there.exists()
-    assert "/proc cannot be written" in refused("report", table, "--output", "/proc/page.html")  # not even by root
+    assert "cannot write to /proc" in refused("report", table, "--output", "/proc/page.html")  # not even by root
     assert CliRunner().invoke(app, ["report"]).exit_code == 2
 
 
-def test_a_page_is_replaced_only_by_a_whole_one(tmp_path):
+def test_a_page_is_replaced_only_by_a_complete_one(tmp_path):
     there = tmp_path / "page.html"
     there.write_text("the old one")
     write_table(tmp_path / "damaged.csv", [{**POINTS[0], "peak_mib": "much"}])

@@ -1,4 +1,4 @@
-"""The page of `linformer report` in a browser: on a phone and on a desk, by day and by night, by mouse and by keyboard."""
+"""The page of `linformer report` in a browser: phone and desktop, light and dark, mouse and keyboard."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ import pytest
 from test_report import ATTACK, POINTS, attacked_copy, point, unfinished_copy, write_table
 from training_zoo import command
 
-from linformer_kit.plots.costs import COLOURS
+from linformer_kit.plots.costs import COLORS
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = [
@@ -28,14 +28,14 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def page_path(trained_run, tmp_path_factory):
-    """A page with all its sections, and with more rows than fit on a screen."""
+    """A page with all sections, and with more rows than fit on a screen."""
     folder, run = tmp_path_factory.mktemp("browser"), trained_run("classification").run
     many = [
         point("linformer-kit", 2**n, 1e-6 * 2**n, 2**n, projected_length=k)
         for n in range(7, 17)
         for k in range(8, 128, 8)
     ]
-    others = [point(name, 1024, 0.25, 8, cpu="a wide one" * 3, note="in words " * 30) for name in COLOURS]
+    others = [point(name, 1024, 0.25, 8, cpu="a wide one" * 3, note="in words " * 30) for name in COLORS]
     table = write_table(folder / "compare.csv", [*POINTS, *many])
     wide = write_table(folder / "wide.csv", others)
     long = unfinished_copy(run, folder / ("a_run_with_a_long_name" * 8))
@@ -56,7 +56,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, page_path):
-    """Opens the page; whatever it asks for, and whatever it complains of, fails the test."""
+    """Opens the page; any request and any message on the console fails the test."""
     contexts, asked, said = [], [], []
 
     def open_page(width=1440, **options):
@@ -79,7 +79,7 @@ def opened(browser, page_path):
 
 
 def column(page, table, heading):
-    """What stands under a heading, from top to bottom."""
+    """The cells under a heading, from top to bottom."""
     return page.get_by_role("region", name=table, exact=True).evaluate(
         """(box, heading) => {
             const place = [...box.querySelectorAll("thead th")].findIndex((each) => each.textContent === heading);
@@ -98,25 +98,27 @@ def in_seconds(text):
     return float(number) * {"ms": 0.001, "s": 1}[unit]
 
 
-# contrast of the Web Content Accessibility Guidelines, of every element with text of its own against the ground behind it
+# contrast (Web Content Accessibility Guidelines) of every element with text against its background
 CONTRASTS = """() => {
-    const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
-    const luminance = (colour) => {
+    const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+    const luminance = (color) => {
         const linear = (each) => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4;
-        const [r, g, b] = numbers(colour).map((each) => linear(each / 255));
+        const [r, g, b] = numbers(color).map((each) => linear(each / 255));
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const ground = (element) => {
         for (let each = element; each; each = each.parentElement) {
-            const colour = getComputedStyle(each).backgroundColor, parts = numbers(colour);
-            if (parts.length === 3 || parts[3] === 1) return colour;
-            if (parts[3] !== 0) throw new Error("half transparent: " + colour);
+            const color = getComputedStyle(each).backgroundColor, parts = numbers(color);
+            if (parts.length === 3 || parts[3] === 1) return color;
+            if (parts[3] !== 0) throw new Error("half transparent: " + color);
         }
         throw new Error("nothing behind it");
     };
-    const hasText = (element) => [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+    const isText = (node) => node.nodeType === Node.TEXT_NODE && node.data.trim();
+    const hasText = (element) => [...element.childNodes].some(isText);
     return [...document.body.querySelectorAll(":not(script)")].filter(hasText).map((element) => {
-        const [light, dark] = [getComputedStyle(element).color, ground(element)].map(luminance).sort((one, other) => other - one);
+        const both = [getComputedStyle(element).color, ground(element)].map(luminance);
+        const [light, dark] = both.sort((one, other) => other - one);
         return (light + 0.05) / (dark + 0.05);
     });
 }"""
@@ -124,16 +126,16 @@ CONTRASTS = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1440])
-def test_it_fits_the_screen_and_can_be_read(opened, width, scheme):
+def test_it_fits_the_screen_and_has_enough_contrast(opened, width, scheme):
     page = opened(width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.title() == "Report on 4 runs and 2 tables of measurements – linformer-kit"
     headings = [
         "Runs",
-        "Differences between the configurations",
-        "Pictures",
+        "Differences between runs",
+        "Figures",
         "Measurements",
-        "Examples to read",
+        "Examples",
         "Environment",
     ]
     assert page.locator("h2:visible").all_inner_texts() == headings
@@ -147,13 +149,13 @@ def test_it_fits_the_screen_and_can_be_read(opened, width, scheme):
     contrasts = page.evaluate(CONTRASTS)
     assert len(contrasts) > 1000
     assert min(contrasts) >= 4.5
-    # by night it is dark
+    # the background follows the scheme
     red = int(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]"))
     assert (red < 60) == (scheme == "dark")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pictures_are_drawn_on_white_at_a_size_that_can_be_read(opened, scheme):
+def test_figures_have_a_white_background_and_a_readable_size(opened, scheme):
     page = opened(375, color_scheme=scheme)
     images = page.locator("figure img")
     assert images.count() >= 2
@@ -164,7 +166,7 @@ def test_pictures_are_drawn_on_white_at_a_size_that_can_be_read(opened, scheme):
         assert len(image.get_attribute("alt")) > 30
 
 
-def test_numbers_sort_as_numbers_both_ways_with_what_is_missing_last(opened):
+def test_numbers_sort_by_value_with_missing_ones_last(opened):
     page = opened()
     time = heading(page, MEASUREMENTS, "time")
     assert time.get_attribute("aria-sort") == "none"
@@ -177,7 +179,7 @@ def test_numbers_sort_as_numbers_both_ways_with_what_is_missing_last(opened):
         assert sorted([*shown, one, two, three]) == sorted(unsorted)
         seconds = [in_seconds(text) for text in shown]
         assert seconds == sorted(seconds, reverse=direction == "descending")
-        assert shown != sorted(shown, reverse=direction == "descending")  # as texts they would stand otherwise
+        assert shown != sorted(shown, reverse=direction == "descending")  # as texts they would be in another order
     heading(page, MEASUREMENTS, "N").get_by_role("button").click()
     assert time.get_attribute("aria-sort") == "none"
     lengths = [int(text.replace(",", "")) for text in column(page, MEASUREMENTS, "N")]
@@ -190,18 +192,18 @@ def test_numbers_sort_as_numbers_both_ways_with_what_is_missing_last(opened):
 
 def test_tables_sort_by_keyboard(opened):
     page = opened()
-    run = heading(page, "What was run", "K")
+    run = heading(page, "Configuration", "K")
     run.get_by_role("button").focus()
     for key, wanted in (("Enter", ["4", "4", "8", "8"]), ("Space", ["8", "8", "4", "4"])):
         page.keyboard.press(key)
-        assert column(page, "What was run", "K") == wanted
+        assert column(page, "Configuration", "K") == wanted
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
     assert run.get_attribute("aria-sort") == "none"
-    assert heading(page, "What was run", "attention").get_attribute("aria-sort") == "ascending"
+    assert heading(page, "Configuration", "attention").get_attribute("aria-sort") == "ascending"
 
 
-def test_a_long_table_keeps_its_headings_in_sight(opened):
+def test_a_long_table_keeps_its_headings_visible(opened):
     page = opened()
     box = page.get_by_role("region", name=MEASUREMENTS, exact=True)
     assert box.bounding_box()["height"] < 900
@@ -209,7 +211,7 @@ def test_a_long_table_keeps_its_headings_in_sight(opened):
     assert heading(page, MEASUREMENTS, "time").bounding_box()["y"] == pytest.approx(box.bounding_box()["y"], abs=2)
 
 
-def test_what_names_a_row_leaves_room_for_the_others_and_is_not_cut(opened):
+def test_row_names_stay_visible_and_leave_room_for_the_other_columns(opened):
     page = opened(768)
     regions = [
         region for region in page.get_by_role("region").all() if "Examples" not in region.get_attribute("aria-label")
@@ -219,12 +221,12 @@ def test_what_names_a_row_leaves_room_for_the_others_and_is_not_cut(opened):
         region.evaluate("box => box.scrollTo(box.scrollWidth, 0)")
         first = region.locator("tbody th").last
         end, box = first.bounding_box()["x"] + first.bounding_box()["width"], region.bounding_box()
-        assert first.bounding_box()["x"] == pytest.approx(box["x"], abs=2)  # it stays in sight
+        assert first.bounding_box()["x"] == pytest.approx(box["x"], abs=2)  # it stays visible
         assert end - box["x"] < box["width"] / 2
         assert region.evaluate(
             "box => [...box.querySelectorAll('tbody th')].every((each) => each.scrollWidth <= each.clientWidth)"
         )
-        # the last column can be seen as a whole
+        # the last column is completely visible
         last = region.locator("tbody tr").last.locator("td").last.bounding_box()
         assert last["x"] >= end - 1
         assert last["x"] + last["width"] <= box["x"] + box["width"] + 1
@@ -236,8 +238,8 @@ def test_long_notes_wrap(opened):
     assert max(note.bounding_box()["width"] for note in notes.all()) < 500
 
 
-def test_on_paper_all_columns_are_there_on_white(opened):
-    page = opened(1047, color_scheme="dark")  # what a landscape A4 has between its margins
+def test_in_print_all_columns_fit_on_white(opened):
+    page = opened(1047, color_scheme="dark")  # the printable width of landscape A4
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
     assert page.evaluate("document.documentElement.scrollWidth") <= 1047
@@ -245,13 +247,13 @@ def test_on_paper_all_columns_are_there_on_white(opened):
         assert table.evaluate("table => table.offsetWidth <= table.parentElement.clientWidth")
     positions = "() => [...document.querySelectorAll('th')].map((each) => getComputedStyle(each).position)"
     assert set(page.evaluate(positions)) == {"static"}
-    cut = "() => [...document.querySelectorAll('th, td')].filter((each) => each.scrollWidth > each.clientWidth + 1).length"
-    assert page.evaluate(cut) == 0
+    is_cut = "(each) => each.scrollWidth > each.clientWidth + 1"
+    assert page.evaluate(f"() => [...document.querySelectorAll('th, td')].filter({is_cut}).length") == 0
     page.set_viewport_size({"width": 500, "height": 900})
     assert all(image.bounding_box()["width"] <= 500 for image in page.locator("figure img").all())
 
 
-def test_markup_in_a_text_is_shown_and_not_run(opened):
+def test_markup_in_a_text_is_shown_and_not_executed(opened):
     page = opened()
     assert ATTACK in column(page, "Examples of attacked", "source")
     page.get_by_text(ATTACK).scroll_into_view_if_needed()

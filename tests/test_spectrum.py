@@ -1,4 +1,4 @@
-"""`linformer spectrum`: the singular values are right, the suggestion keeps what it says, and any encoder will do."""
+"""`linformer spectrum`: correct singular values, a suggestion that holds its share, and many kinds of encoders."""
 
 import csv
 import importlib.util
@@ -18,8 +18,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from training_zoo import command, linformer, refused, the_error, yaml_for
 
-from linformer_kit.analysis.attention_weights import cut_pieces, load_encoder, longest_input, name_of, starts
-from linformer_kit.analysis.singular_values import curves_of, is_causal, needed, points_to_show, suggested
+from linformer_kit.analysis.attention_weights import cut_pieces, display_name, load_encoder, longest_input, piece_starts
+from linformer_kit.analysis.singular_values import (
+    is_causal,
+    rank_for_share,
+    share_curves,
+    stored_points,
+    suggest_lengths,
+)
 from linformer_kit.errors import UserError
 from linformer_kit.models.configuration_linformer import LinformerConfig
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM
@@ -37,7 +43,7 @@ FILES = {"spectrum.csv", "ranks.csv", "layers.csv", "projected_length.yaml"} | {
 
 
 def word_tokenizer(truncated=None):
-    """A token for every word, one before and one after a text."""
+    """One token per word, one before and one after a text."""
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     tokenizer = Tokenizer(
         models.WordLevel({word: number for number, word in enumerate(special + WORDS)}, unk_token="<unk>")
@@ -55,7 +61,7 @@ def word_tokenizer(truncated=None):
 
 
 def saved(folder, model, tokenizer=None):
-    """A model with random weights, in the folder that the command is given."""
+    """A saved model with random weights."""
     model.save_pretrained(folder)
     (tokenizer or word_tokenizer()).save_pretrained(folder)
     return folder
@@ -73,7 +79,7 @@ def linformer_model(folder, kind=LinformerForMaskedLM, **options):
 
 @pytest.fixture
 def text(tmp_path):
-    """A text of 200 words, drawn once and for all."""
+    """A fixed random text of 200 words."""
     path = tmp_path / "text.txt"
     path.write_text(" ".join(np.random.default_rng(0).choice(WORDS, 200)), encoding="utf-8")
     return path
@@ -85,13 +91,13 @@ def rows(path):
 
 
 def curve(folder, layer, head):
-    """(k, share) of a head, as spectrum.csv has them."""
+    """(k, share) of a head in spectrum.csv."""
     found = [row for row in rows(folder / "spectrum.csv") if (row["layer"], row["head"]) == (str(layer), str(head))]
     return [(int(row["k"]), float(row["share"])) for row in found]
 
 
 def by_numpy(weights):
-    """What the k largest singular values hold, in float64."""
+    """The share held by the k largest singular values, in float64."""
     values = np.linalg.svd(weights.double().numpy(), compute_uv=False)
     return values.cumsum(axis=-1) / values.sum(axis=-1, keepdims=True)
 
@@ -99,21 +105,21 @@ def by_numpy(weights):
 # known matrices
 
 
-def test_identical_rows_are_of_rank_one():
+def test_identical_rows_have_rank_one():
     weights = torch.rand(3, 1, 20).softmax(dim=-1).expand(3, 20, 20)
-    assert curves_of(weights) == pytest.approx(np.ones((3, 20)), abs=1e-6)
-    assert needed(curves_of(weights), 0.999).tolist() == [1, 1, 1]
+    assert share_curves(weights) == pytest.approx(np.ones((3, 20)), abs=1e-6)
+    assert rank_for_share(share_curves(weights), 0.999).tolist() == [1, 1, 1]
 
 
-def test_all_singular_values_of_the_identity_weigh_the_same():
-    assert curves_of(torch.eye(40)[None])[0] == pytest.approx(np.arange(1, 41) / 40, abs=1e-12)
-    assert needed(curves_of(torch.eye(40)[None]), 1 - 0.05).tolist() == [38]
+def test_all_singular_values_of_the_identity_are_equal():
+    assert share_curves(torch.eye(40)[None])[0] == pytest.approx(np.arange(1, 41) / 40, abs=1e-12)
+    assert rank_for_share(share_curves(torch.eye(40)[None]), 1 - 0.05).tolist() == [38]
 
 
 @pytest.mark.parametrize("rank", [1, 3, 7])
-def test_a_mixture_of_few_rows_is_of_that_rank(rank):
+def test_a_mixture_of_few_rows_has_that_rank(rank):
     mixed = torch.rand(2, 30, rank).softmax(dim=-1) @ torch.randn(2, rank, 30).mul(3).softmax(dim=-1)
-    shares = curves_of(mixed)
+    shares = share_curves(mixed)
     assert shares[:, rank - 1] == pytest.approx(np.ones(2), abs=1e-5)
     assert rank == 1 or (shares[:, rank - 2] < 0.9999).all()
 
@@ -121,17 +127,17 @@ def test_a_mixture_of_few_rows_is_of_that_rank(rank):
 @pytest.mark.parametrize("shape", [(4, 64, 64), (2, 64, 16), (2, 16, 64)])
 def test_curves_are_those_of_numpy_in_float64(shape):
     weights = torch.randn(shape).mul(4).softmax(dim=-1)
-    found = curves_of(weights)
+    found = share_curves(weights)
     assert found.shape == (shape[0], min(shape[1:]))
     assert np.abs(found - by_numpy(weights)).max() < 1e-6
 
 
 def test_half_precision_weights_are_measured_as_well():
     weights = torch.randn(2, 16, 16).softmax(dim=-1).bfloat16()
-    assert np.abs(curves_of(weights) - by_numpy(weights)).max() < 1e-6
+    assert np.abs(share_curves(weights) - by_numpy(weights)).max() < 1e-6
 
 
-def test_a_causal_matrix_is_known_by_its_zeros():
+def test_a_causal_matrix_is_recognized_by_its_zeros():
     weights = torch.rand(2, 8, 8)
     assert is_causal([weights.tril(), weights.tril()])
     assert not is_causal([weights.tril(), weights])
@@ -141,7 +147,7 @@ def test_a_causal_matrix_is_known_by_its_zeros():
 
 
 matrices = st.builds(
-    lambda seed, heads, size, sharpness: curves_of(
+    lambda seed, heads, size, sharpness: share_curves(
         torch.randn(heads, size, size, generator=torch.Generator().manual_seed(seed)).mul(sharpness).softmax(dim=-1)
     ),
     seed=st.integers(0, 1000),
@@ -153,31 +159,31 @@ errors = st.floats(1e-6, 1 - 1e-6)
 
 
 @given(matrices, errors, errors)
-def test_a_larger_error_never_asks_for_a_larger_k(curves, one, other):
+def test_a_larger_error_never_gives_a_larger_k(curves, one, other):
     low, high = sorted((one, other))
-    assert suggested([curves], high) <= suggested([curves], low)
+    assert suggest_lengths([curves], high) <= suggest_lengths([curves], low)
 
 
 @given(matrices, errors)
-def test_the_suggestion_keeps_what_it_promises_and_rounding_is_all_it_adds(curves, error):
-    (k,) = suggested([curves], error)
+def test_the_suggestion_holds_its_share_and_is_the_smallest_multiple_of_8(curves, error):
+    (k,) = suggest_lengths([curves], error)
     mean = curves.mean(axis=0)
     assert mean[k - 1] >= 1 - error - 1e-9
     assert k % 8 == 0 or k == len(mean)
     assert k <= 8 or mean[(k - 1) // 8 * 8 - 1] < 1 - error  # one step of 8 less is too few
 
 
-def test_heads_that_need_little_do_not_hide_one_that_needs_much():
+def test_heads_of_low_rank_do_not_hide_one_of_high_rank():
     """The mean of the needed k would be 48 here, at which the heads keep 74 % on average."""
     curves = np.stack([np.arange(1, 101) / 100, np.ones(100)])
-    assert needed(curves, 0.95).tolist() == [95, 1]
-    assert suggested([curves], 0.05) == [96]
-    assert needed(curves.mean(axis=0), 0.95) == 90
+    assert rank_for_share(curves, 0.95).tolist() == [95, 1]
+    assert suggest_lengths([curves], 0.05) == [96]
+    assert rank_for_share(curves.mean(axis=0), 0.95) == 90
 
 
 @given(st.integers(1, 5000))
-def test_shown_points_hold_both_ends_and_all_small_ones(count):
-    shown = points_to_show(count)
+def test_stored_points_include_both_ends_and_all_small_ones(count):
+    shown = stored_points(count)
     assert shown == sorted(set(shown))
     assert shown[: min(count, 32)] == list(range(1, min(count, 32) + 1))
     assert shown[-1] == count
@@ -190,7 +196,7 @@ def test_shown_points_hold_both_ends_and_all_small_ones(count):
 
 @given(st.integers(1, 2000), st.integers(1, 100), st.integers(1, 20))
 def test_pieces_do_not_overlap_and_are_spread_over_the_whole_text(tokens, own, pieces):
-    found = starts(tokens, own, pieces)
+    found = piece_starts(tokens, own, pieces)
     assert len(found) == max(1, min(pieces, tokens // own))
     assert all(after - before >= own for before, after in pairwise(found))
     assert len(found) == 1 or (found[0], found[-1] + own) == (0, tokens)
@@ -198,8 +204,8 @@ def test_pieces_do_not_overlap_and_are_spread_over_the_whole_text(tokens, own, p
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
-def test_a_piece_has_exactly_the_wanted_tokens_whatever_the_tokenizer_would_cut(tmp_path):
-    """As with MiniLM, whose tokenizer.json cuts and pads at 128."""
+def test_a_piece_has_the_wanted_length_whatever_truncation_the_tokenizer_stores(tmp_path):
+    """MiniLM, for example, stores truncation and padding at 128 in its tokenizer.json."""
     encoder = load_encoder(str(bert(tmp_path / "bert", word_tokenizer(truncated=10))))
     words = [WORDS[number % 40] for number in range(100)]
     pieces = cut_pieces(encoder, [" ".join(words[:60]), " ".join(words[60:])], 27, 4)
@@ -247,7 +253,7 @@ def test_the_suggestion_is_a_setting_of_linformer_train(tmp_path, text):
     written = (tmp_path / "projected_length.yaml").read_text(encoding="utf-8")
     wanted = [int(row["projected_length"]) for row in rows(tmp_path / "layers.csv")]
     assert parse_yaml(written, "it") == {"model": {"projected_length": wanted}}
-    # the comment is a command: its overrides do to a configuration what the file says
+    # the overrides in the comment have the same effect as the file
     line = written.splitlines()[1]
     assert line.startswith("# linformer train CONFIG ")
     overrides = [line.split()[4], line.split('"')[1]]
@@ -255,8 +261,8 @@ def test_the_suggestion_is_a_setting_of_linformer_train(tmp_path, text):
     assert LinformerConfig(**model_settings(config.model)).projected_lengths == wanted
     shown = [line.split() for line in said.splitlines() if line[:1].isdigit()]
     assert shown == [list(row.values()) for row in rows(tmp_path / "layers.csv")]
-    assert "lose 0.1 of the sum at most" in said
-    assert "no promise of quality" in said
+    assert "loses at most 0.1 of the sum" in said
+    assert "does not guarantee quality" in said
 
 
 @pytest.mark.parametrize(
@@ -274,7 +280,7 @@ def test_a_linformer_has_as_many_singular_values_as_k(tmp_path, text, options, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "translation"])
-def test_the_folder_of_a_run_works_as_well(trained_run, tmp_path, text, task):
+def test_a_run_gives_the_same_as_its_model(trained_run, tmp_path, text, task):
     trained = trained_run(task)
     said = command("spectrum", trained.run, "--text", text, "--length", 24, "--output", tmp_path / "out").stdout
     assert f"{task}/run, 9 pieces of 24 tokens" in said
@@ -297,13 +303,15 @@ def test_of_an_encoder_decoder_the_encoder_is_taken(tmp_path, text):
     assert [row["layer"] for row in rows(tmp_path / "out" / "layers.csv")] == ["1", "2"]
 
 
-def test_causal_attention_is_measured_and_told(tmp_path, text):
+def test_causal_attention_is_measured_and_reported(tmp_path, text):
     sizes = {"vocab_size": 44, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
     gpt = saved(
         tmp_path / "gpt", transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
     )
     arguments = ("--text", text, "--length", 50, "--pieces", 2, "--output", tmp_path / "out")
-    assert "The attention is causal; projected_length is for encoders" in command("spectrum", gpt, *arguments).stdout
+    assert (
+        "The attention is causal; projected_length applies to encoders" in command("spectrum", gpt, *arguments).stdout
+    )
     assert "The attention is causal" not in command("spectrum", bert(tmp_path / "bert"), *arguments).stdout
 
 
@@ -318,18 +326,18 @@ def test_positions_of_roberta_begin_behind_the_padding(tmp_path, text):
     assert curve(tmp_path / "out", 1, 1)[-1] == (64, 1.0)
 
 
-def test_a_short_text_gives_fewer_or_shorter_pieces_and_that_is_told(tmp_path, text):
+def test_a_short_text_gives_fewer_or_shorter_pieces_and_a_message(tmp_path, text):
     folder = bert(tmp_path / "bert")
     said = command(
         "spectrum", folder, "--text", text, "--length", 60, "--pieces", 5, "--output", tmp_path / "out"
     ).stdout
-    assert said.splitlines()[0] == "The text is short: 3 × 60 tokens are measured instead of 5 × 60."
+    assert said.splitlines()[0] == "The text is short: measuring 3 × 60 tokens instead of 5 × 60."
     short = tmp_path / "short.txt"
     short.write_text("w1 w2 w3", encoding="utf-8")
     said = command(
         "spectrum", folder, "--text", short, "--length", 60, "--pieces", 5, "--output", tmp_path / "out"
     ).stdout
-    assert said.splitlines()[0] == "The text is short: 1 × 5 tokens are measured instead of 5 × 60."
+    assert said.splitlines()[0] == "The text is short: measuring 1 × 5 tokens instead of 5 × 60."
     assert {row["length"] for row in rows(tmp_path / "out" / "ranks.csv")} == {"5"}
     several = ("--text", short, "--text", text)
     said = command("spectrum", folder, *several, "--length", 60, "--pieces", 3, "--output", tmp_path / "out").stdout
@@ -351,7 +359,7 @@ def test_a_real_encoder(tmp_path):
             assert shares == sorted(shares)
             assert shares[-1] == 1
     ranks = [int(row["k90"]) for row in rows(tmp_path / "out" / "layers.csv")]
-    assert ranks[-1] < min(ranks[:-1])  # the last layer is of the lowest rank, as in the paper
+    assert ranks[-1] < min(ranks[:-1])  # the last layer has the lowest rank, as in the paper
     for name in ("spectrum", "ranks"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         drawing = (tmp_path / "out" / f"{name}.svg").read_text(encoding="utf-8")
@@ -360,10 +368,10 @@ def test_a_real_encoder(tmp_path):
         assert len(drawing) < 300_000
 
 
-# what is refused
+# errors
 
 
-def test_models_without_whole_attention_weights_are_refused(tmp_path, text):
+def test_models_without_complete_attention_weights_are_rejected(tmp_path, text):
     small = {"vocab_size": 44, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 32}
     fnet = saved(tmp_path / "fnet", transformers.FNetModel(transformers.FNetConfig(**small)))
     windows = transformers.LongformerConfig(
@@ -371,18 +379,18 @@ def test_models_without_whole_attention_weights_are_refused(tmp_path, text):
     )
     longformer = saved(tmp_path / "longformer", transformers.LongformerModel(windows))
     for folder, said in (
-        (fnet, "a FNetModel, gives no attention weights"),
-        (longformer, "of the shape (1, 2, 50, 9) in layer 1"),
+        (fnet, "a FNetModel, returns no attention weights"),
+        (longformer, "of shape (1, 2, 50, 9) in layer 1"),
     ):
         assert said in refused("spectrum", folder, "--text", text, "--length", 50, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("length", [50, 8])
-def test_a_causal_linformer_is_refused_even_if_the_text_is_shorter_than_a_block(tmp_path, text, length):
+def test_a_causal_linformer_is_rejected_even_if_the_text_is_shorter_than_a_block(tmp_path, text, length):
     causal = linformer_model(tmp_path / "causal", LinformerForCausalLM, block_length=16)
     said = refused("spectrum", causal, "--text", text, "--length", length, "--output", tmp_path / "out")
-    assert "a causal Linformer, whose tokens attend to shortened blocks of 16 tokens" in said
+    assert "a causal Linformer, whose tokens attend to projected blocks of 16 tokens" in said
 
 
 def test_a_causal_linformer_with_full_attention_is_measured(tmp_path, text):
@@ -395,10 +403,10 @@ def test_a_model_is_named_by_the_end_of_its_path(tmp_path, monkeypatch):
     folder = bert(tmp_path / "bert")
     monkeypatch.chdir(folder)
     assert load_encoder(".").name == f"{tmp_path.name}/bert"
-    assert (name_of("/proc"), name_of("somebody/else")) == ("proc", "somebody/else")
+    assert (display_name("/proc"), display_name("somebody/else")) == ("proc", "somebody/else")
 
 
-def test_special_tokens_that_are_written_out_are_text(tmp_path):
+def test_special_tokens_in_a_text_are_text(tmp_path):
     tokenizer = word_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # splits </s> as those of real models do
     encoder = load_encoder(str(bert(tmp_path / "bert", tokenizer)))
@@ -415,7 +423,7 @@ def measured(tmp_path, text):
 
 
 @pytest.mark.parametrize("name", ["spectrum.csv", "ranks.csv", "layers.csv"])
-def test_damaged_spectra_are_told(measured, name):
+def test_damaged_spectra_are_reported(measured, name):
     whole = (measured / name).read_text(encoding="utf-8")
     header, *lines = whole.splitlines()
     damaged = {
@@ -435,7 +443,7 @@ def test_damaged_spectra_are_told(measured, name):
     assert f"{measured} holds a damaged spectrum (" in refused("plot", measured, "--output", measured.parent / "plots")
 
 
-def test_attempts_to_reach_the_hub_are_not_told_one_by_one(tmp_path):
+def test_attempts_to_reach_the_hub_are_not_logged(tmp_path):
     log = logging.getLogger("huggingface_hub")
     before = log.level
     log.setLevel(logging.WARNING)
@@ -447,7 +455,7 @@ def test_attempts_to_reach_the_hub_are_not_told_one_by_one(tmp_path):
         log.setLevel(before)
 
 
-def test_a_model_with_missing_weights_is_refused(tmp_path, text):
+def test_a_model_with_missing_weights_is_rejected(tmp_path, text):
     folder = bert(tmp_path / "bert")
     config = transformers.AutoConfig.from_pretrained(folder)
     config.num_hidden_layers = 3
@@ -460,29 +468,29 @@ def test_pickled_weights_are_never_loaded(tmp_path, text):
     folder = bert(tmp_path / "bert")
     torch.save(transformers.AutoModel.from_pretrained(folder).state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert "no folder with a model (safetensors)" in refused(
+    assert "not a directory with a model (safetensors)" in refused(
         "spectrum", folder, "--text", text, "--output", tmp_path / "out"
     )
 
 
 @pytest.mark.parametrize("error", [0, 1, -0.1, 1.5, "nan"])
-def test_an_error_outside_of_0_to_1_is_refused(tmp_path, text, error):
+def test_an_error_outside_0_to_1_is_rejected(tmp_path, text, error):
     said = refused("spectrum", "nothing/here", "--text", text, "--error", error, "--output", tmp_path / "out")
     assert said.endswith("it must be larger than 0 and less than 1, such as 0.05")
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_that_are_none_are_refused(tmp_path, text):
+def test_files_without_text_are_rejected(tmp_path, text):
     missing, empty, binary, zeros = (tmp_path / name for name in ("missing.txt", "empty.txt", "binary.gz", "zeros.bin"))
     empty.write_text(" \n\n", encoding="utf-8")
     binary.write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
     zeros.write_bytes(bytes(10))
     for path, said in (
-        (missing, "which cannot be read (No such file or directory); give a file with text in UTF-8"),
+        (missing, "which cannot be read (No such file or directory); give a UTF-8 text file"),
         (empty, "which is empty; give a file with text"),
-        (binary, "which is no text in UTF-8; give a text file, unpacked and without layout"),
-        (zeros, "which is no text in UTF-8; give a text file, unpacked and without layout"),
-        (tmp_path, "a folder; give a file of it"),
+        (binary, "which is not UTF-8 text; give a plain text file"),
+        (zeros, "which is not UTF-8 text; give a plain text file"),
+        (tmp_path, "a directory; give a file in it"),
     ):
         assert (
             refused("spectrum", "nothing/here", "--text", text, "--text", path, "--output", tmp_path / "out")
@@ -490,34 +498,36 @@ def test_texts_that_are_none_are_refused(tmp_path, text):
         )
 
 
-def test_an_output_that_cannot_be_written_is_told_before_anything_is_loaded(tmp_path, text):
+def test_an_unwritable_output_is_reported_before_anything_is_loaded(tmp_path, text):
     for folder in (text, text / "below"):
         said = refused("spectrum", "nothing/here", "--text", text, "--output", folder)
-        assert said == f"--output is {folder}, but {text} is a file; give another folder"
+        assert said == f"{text} is a file where a directory is needed; choose another directory with --output"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_protected_output_is_told(tmp_path, text):
+def test_a_protected_output_is_reported(tmp_path, text):
     (tmp_path / "out").mkdir(mode=0o500)
     assert "(Permission denied)" in refused("spectrum", "nothing/here", "--text", text, "--output", tmp_path / "out")
 
 
-def test_a_length_that_special_tokens_fill_is_refused(tmp_path, text):
+def test_a_length_without_room_for_text_is_rejected(tmp_path, text):
     said = refused("spectrum", bert(tmp_path / "bert"), "--text", text, "--length", 2, "--output", tmp_path / "out")
     assert said == "--length is 2, of which 2 are special tokens; give --length 3 or more"
 
 
-def test_a_folder_without_a_model_is_told_in_one_line(tmp_path, text):
+def test_a_directory_without_a_model_is_reported_in_one_line(tmp_path, text):
     for folder in (tmp_path, tmp_path / "no-such-folder"):
         said = refused("spectrum", folder, "--text", text, "--output", tmp_path / "out")
         assert not (tmp_path / "out").exists()
-        assert said.startswith(f"MODEL is {str(folder)!r}: no run, no folder with a model (safetensors)")
+        assert said.startswith(f"MODEL is {str(folder)!r}: not a run, not a directory with a model (safetensors)")
 
 
-def test_a_name_that_the_hub_cannot_be_asked_for_is_told_in_one_line(tmp_path, text):
-    """In a process of its own, which is offline."""
+def test_a_name_that_cannot_be_loaded_is_reported_in_one_line(tmp_path, text):
+    """In a separate process, which is offline."""
     done = linformer(
         "spectrum", "nobody/nothing", "--text", text, "--output", tmp_path / "out", cwd=tmp_path, check=False
     )
     assert done.returncode == 2
-    assert the_error(done.stderr).startswith("MODEL is 'nobody/nothing': no run, no folder with a model (safetensors)")
+    assert the_error(done.stderr).startswith(
+        "MODEL is 'nobody/nothing': not a run, not a directory with a model (safetensors)"
+    )

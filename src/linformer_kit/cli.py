@@ -97,7 +97,7 @@ class Preset(StrEnum):
 
 
 class What(StrEnum):
-    """What a picture shows."""
+    """What a figure shows."""
 
     costs = "costs"
     paper_table = "paper-table"
@@ -134,8 +134,10 @@ def main(
 
 
 @app.command()
-def demo(output: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("demo")) -> None:
-    """Train a detector of file kinds on the bytes of what this Python has installed, test and time it: some minutes."""
+def demo(
+    output: Annotated[Path, typer.Option(help="Directory for the figure and the numbers.")] = Path("demo"),
+) -> None:
+    """Train, test and time a detector of file kinds on the files of this Python installation, in a few minutes."""
     with short_errors():
         from .demo import run
 
@@ -300,62 +302,65 @@ def compare(
 
 @app.command()
 def plot(
-    given: Annotated[
+    paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="CSV|RUN...", help="Tables of `linformer compare`, folders of runs, of saved models, of spectra."
+            metavar="CSV|DIRECTORY...",
+            help="Tables of `linformer compare`; directories of runs, saved models or spectra.",
         ),
     ],
     what: Annotated[
         What | None,
         typer.Option(
-            help="Time and memory against length; the paper's table 3; metrics against steps; quality against K; sharings side by "
-            "side; attention heads on a text; the slots of E. Else what the given files allow."
+            help="Time and memory over length; the paper's Table 3; metrics over steps; final metric over K; final "
+            "metric by sharing; attention weights on a text; columns of E. The default depends on the inputs."
         ),
     ] = None,
-    text: Annotated[str | None, typer.Option(help="For heads, and dynamic slots: a text, or a file with one.")] = None,
-    output: Annotated[Path, typer.Option(help="A folder for PNG and SVG, or one file.png or file.svg.")] = Path(
+    text: Annotated[str | None, typer.Option(help="Text or text file, for heads and for slots of `dynamic`.")] = None,
+    output: Annotated[Path, typer.Option(help="Directory for PNG and SVG files, or one .png or .svg file.")] = Path(
         "plots"
     ),
 ) -> None:
-    """Draw pictures of tables and runs."""
+    """Draw figures of benchmark tables, runs, models and spectra."""
     with short_errors():
         from .report.plot import plot
 
-        for path in plot(given, what.value if what else None, text, output):
+        for path in plot(paths, what.value if what else None, text, output):
             typer.echo(path)
 
 
 @app.command()
 def report(
-    given: Annotated[
+    paths: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN|CSV...", help="Folders of runs or spectra, tables of `linformer compare`."),
+        typer.Argument(
+            metavar="CSV|DIRECTORY...", help="Tables of `linformer compare`; directories of runs or spectra."
+        ),
     ],
-    output: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Write one page that needs nothing else: what was run, sortable tables, plots, differences, predictions, environment."""
+    """Write a self-contained HTML page: configurations, results, differences, figures, examples and environments."""
     with short_errors():
         from .report.report import report
 
-        report(given, output)
+        report(paths, output)
         typer.echo(output)
 
 
 @app.command()
 def spectrum(
     model: Annotated[
-        str, typer.Argument(help="An encoder that transformers can load, by folder or name; or the folder of a run.")
+        str, typer.Argument(help="Directory of a model or run, or name of a model on the Hugging Face Hub.")
     ],
-    text: Annotated[list[Path], typer.Option(help="A file with text; may be given several times.")],
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a piece of the text.")] = 512,
-    pieces: Annotated[int, typer.Option(min=1, help="How many pieces, spread over the text.")] = 16,
+    text: Annotated[list[Path], typer.Option(help="Text file; may be repeated.")],
+    length: Annotated[int, typer.Option(min=2, help="Tokens per piece of text.")] = 512,
+    pieces: Annotated[int, typer.Option(min=1, help="Number of pieces, spread over the texts.")] = 16,
     error: Annotated[
-        float, typer.Option(help="The share of the singular values that may be lost, for the suggestion.")
+        float, typer.Option(help="Share of the sum of singular values that the suggested K may lose.")
     ] = 0.05,
-    output: Annotated[Path, typer.Option(help="Folder for tables, pictures and the suggested K.")] = Path("spectrum"),
+    output: Annotated[Path, typer.Option(help="Directory for tables, figures and the suggested K.")] = Path("spectrum"),
 ) -> None:
-    """How low the rank of a model's attention is (the paper's Figure 1), and which K that suggests for each layer."""
+    """Measure the rank of a model's attention (the paper's Figure 1) and suggest a K for each layer."""
     with short_errors():
         from rich.console import Console
 

@@ -1,12 +1,14 @@
-"""Measurements as CSV: one row per point, written after each, so that a run can be stopped and taken up again."""
+"""Tables of measurements as CSV: one row per measurement, written after each, so that a stopped sweep can resume."""
 
 import csv
 import io
+import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from .errors import UserError
-from .files import write_atomically
+from .files import write_text
 
 Row = dict[str, str]
 
@@ -21,25 +23,48 @@ def as_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]]) -> st
 
 
 def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
-    """A table that is measured as a whole: replaced by a new one, never half of it."""
-    write_atomically(path, lambda part: part.write_text(as_csv(tuple(rows[0]), rows), encoding="utf-8"))
+    """Write a whole table atomically; the columns are those of the first row."""
+    write_text(path, as_csv(tuple(rows[0]), rows))
 
 
 def read_rows(path: Path) -> list[Row]:
-    """A table as it was written."""
+    """The rows of a CSV file as text."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def as_text(value: object) -> str:
-    """Floats with six digits, which is more than any measurement has; nothing for None."""
+    """A value as it is stored: floats with six digits, None as an empty cell."""
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def read_number(row: Row, column: str) -> float:
+    """A number in a table of `linformer compare`."""
+    try:
+        return float(row[column])
+    except ValueError:
+        where = f"{row['implementation']}, N={row['length']}"
+        raise UserError(
+            f"the table is damaged: {column} is {row[column]!r} in the row of {where}; measure it again"
+        ) from None
+
+
+def fit_exponent(sizes: Iterable[float], costs: Iterable[float]) -> float:
+    """The p of cost = c · size^p, by least squares over the logarithms.
+
+    >>> round(fit_exponent([1, 2, 4], [3, 12, 48]), 6)
+    2.0
+    """
+    points = [(math.log(size), math.log(cost)) for size, cost in zip(sizes, costs, strict=True)]
+    if len(points) < 2:
+        raise ValueError(f"an exponent needs two points or more, got {len(points)}")
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
 class Table:
-    """Rows of text, found by their key columns, kept in a CSV file."""
+    """Rows of text in a CSV file, found by their key columns."""
 
     def __init__(self, path: Path, keys: tuple[str, ...], values: tuple[str, ...]):
         self.path = path
@@ -54,8 +79,8 @@ class Table:
             reader = csv.DictReader(file)
             if tuple(reader.fieldnames or ()) != self.keys + self.values:
                 raise UserError(
-                    f"{self.path} has the columns {', '.join(reader.fieldnames or ['none'])}, which this version does not write; "
-                    "move it away, or measure anew with --fresh"
+                    f"{self.path} has the columns {', '.join(reader.fieldnames or ['none'])}, which this version does "
+                    "not write; move it away, or measure again with --fresh"
                 )
             for row in reader:
                 self._rows[self._key(row)] = row
@@ -64,38 +89,37 @@ class Table:
         return tuple(as_text(row.get(name)) for name in self.keys)
 
     def get(self, **key: object) -> Row | None:
-        """The row with this key; key columns left out are empty."""
+        """The row with this key; omitted key columns are empty."""
         return self._rows.get(self._key(key))
 
     def rows(self, **wanted: object) -> Iterator[Row]:
-        """The rows in which these columns have these values."""
+        """The rows with these values in these columns."""
         for row in self._rows.values():
             if all(row[name] == as_text(value) for name, value in wanted.items()):
                 yield row
 
     def only(self, is_wanted: Callable[[Row], bool]) -> "Table":
-        """A copy with these rows, to read from."""
+        """A copy with these rows, for reading."""
         copy = Table(self.path, self.keys, self.values)
         copy._rows = {key: row for key, row in self._rows.items() if is_wanted(row)}
         return copy
 
     def number(self, column: str, **key: object) -> float | None:
-        """One number; None where it was not measured."""
+        """One number; None if it was not measured."""
         row = self.get(**key)
         return float(row[column]) if row and row[column] else None
 
     def put(self, rows: list[dict[str, object]]) -> None:
-        """Add rows, or add to rows, and write the file."""
+        """Add or update rows, and write the file."""
         for new in rows:
             row = self._rows.setdefault(self._key(new), dict.fromkeys(self.keys + self.values, ""))
             unknown = new.keys() - row.keys()
             if unknown:
                 raise KeyError(f"{self.path.name} has no column {', '.join(sorted(unknown))}")
             row.update({name: as_text(value) for name, value in new.items()})
-        text = as_csv(self.keys + self.values, self._rows.values())
-        write_atomically(self.path, lambda part: part.write_text(text, encoding="utf-8"))
+        write_text(self.path, as_csv(self.keys + self.values, self._rows.values()))
 
 
 def line(table: Table, column: str, **wanted: object) -> list[tuple[float, float]]:
-    """(length, number) of the rows that have it, by length."""
+    """(length, number) of the rows that have the number, sorted by length."""
     return sorted((float(row["length"]), float(row[column])) for row in table.rows(**wanted) if row[column])

@@ -1,6 +1,12 @@
-"""Numbers the way people read them."""
+"""Numbers, lines and progress bars as people read them."""
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def format_number(value: float) -> str:
@@ -16,9 +22,11 @@ def format_number(value: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """
-    >>> [format_duration(seconds) for seconds in (0.002, 0.25, 40, 300, 286.7, 7325)]
-    ['2 ms', '250 ms', '40 s', '5 min', '4 min 47 s', '2 h 2 min']
+    >>> [format_duration(seconds) for seconds in (0.002, 0.25, 40, 300, 286.7, 7325, math.inf)]
+    ['2 ms', '250 ms', '40 s', '5 min', '4 min 47 s', '2 h 2 min', '∞']
     """
+    if math.isinf(seconds):
+        return "∞"
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
@@ -56,3 +64,20 @@ def format_value(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def say(console: "Console", text: str) -> None:
+    """Print a line without wrapping, so that paths and commands can be copied."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(console: "Console", description: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on a terminal, nothing elsewhere; each call advances it by one and sets the text at its end."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    news = TextColumn("{task.fields[news]}")
+    with Progress(*columns, news, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(description, total=total, news="")
+        yield lambda text: progress.update(task, advance=1, news=text)

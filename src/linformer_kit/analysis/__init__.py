@@ -1,1 +1,1 @@
-"""What a trained model does inside: the spectrum of its attention."""
+"""The rank of a model's attention: `linformer spectrum`."""

@@ -1,4 +1,4 @@
-"""What a spectrum is made of: texts, a model and its tokenizer, pieces of the texts, and the attention weights on each."""
+"""The inputs of a spectrum: a model and its tokenizer, pieces of the texts, and the attention weights on each piece."""
 
 import logging
 from pathlib import Path
@@ -9,13 +9,13 @@ import transformers
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models import auto_linformer  # noqa: F401 — lets transformers load our models
+from ..models import auto_linformer  # noqa: F401 — registers our models with transformers
 from ..training.config import CONFIG_NAME
 from ..training.run import open_run
 
 
 class Encoder(NamedTuple):
-    """A model that gives its attention weights, and what goes with it."""
+    """A model that returns its attention weights, with its name and tokenizer."""
 
     name: str
     model: Any
@@ -26,72 +26,72 @@ class Encoder(NamedTuple):
 
 
 def load_encoder(source: str) -> Encoder:
-    """The model in a folder, of a run, or of that name on the hub; of an encoder-decoder its encoder."""
+    """The model of a directory, a run, or a name on the hub; of an encoder-decoder, its encoder."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # which tells of every attempt to reach the hub
-    folder = open_run(Path(source))[0].model if Path(source, CONFIG_NAME).is_file() else source
-    safely: dict[str, Any] = {"trust_remote_code": False}  # and no question about it
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every attempt to reach the hub
+    directory = open_run(Path(source))[0].model if Path(source, CONFIG_NAME).is_file() else source
+    safe: dict[str, Any] = {"trust_remote_code": False}  # without asking
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **safely)
-        kind: Any = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **safely)
-        options = {"attn_implementation": "eager", "output_attentions": True, "use_safetensors": True, **safely}
-        model, found = kind.from_pretrained(folder, output_loading_info=True, **options)
-    except Exception as error:  # transformers raises whatever the hub, the file system or the parser raised
+        config = transformers.AutoConfig.from_pretrained(directory, **safe)
+        auto_class: Any = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **safe)
+        options = {"attn_implementation": "eager", "output_attentions": True, "use_safetensors": True, **safe}
+        model, loading_info = auto_class.from_pretrained(directory, output_loading_info=True, **options)
+    except Exception as error:  # of the hub, the file system or a parser
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"MODEL is {source!r}: no run, no folder with a model (safetensors) and its tokenizer, and none that could be loaded "
-            f"from the hub ({reason})"
+            f"MODEL is {source!r}: not a run, not a directory with a model (safetensors) and its tokenizer, and it "
+            f"cannot be loaded from the hub ({reason})"
         ) from None
     encoder = (model.get_encoder() if config.is_encoder_decoder else model).eval()
-    check_weights(source, model, encoder, found)
-    check_blocks(source, encoder.config)
-    return Encoder(name_of(source), encoder, tokenizer)
+    check_weights(source, model, encoder, loading_info)
+    check_not_blockwise(source, encoder.config)
+    return Encoder(display_name(source), encoder, tokenizer)
 
 
-def name_of(source: str) -> str:
-    """The end of the path of a folder, which says enough, and not whose machine it is; else the name on the hub."""
-    folder = Path(source)
-    return "/".join(folder.resolve().parts[1:][-2:]) if folder.is_dir() else source
+def display_name(source: str) -> str:
+    """The last two parts of a directory's path, or the name on the hub; a whole path would show the user's machine."""
+    directory = Path(source)
+    return "/".join(directory.resolve().parts[1:][-2:]) if directory.is_dir() else source
 
 
-def check_blocks(source: str, config: Any) -> None:
-    """Refuse a causal Linformer: on a text that is shorter than a block, its weights would look like those of full attention."""
+def check_not_blockwise(source: str, config: Any) -> None:
+    """Reject a causal Linformer: on a text shorter than a block, its weights look like those of full attention."""
     if config.model_type == "linformer" and config.is_decoder and config.decoder_attention != "full":
         raise UserError(
-            f"MODEL is {source!r}, a causal Linformer, whose tokens attend to shortened blocks of {config.block_length} tokens; "
-            "choose a model in which every token has a weight for every other"
+            f"MODEL is {source!r}, a causal Linformer, whose tokens attend to projected blocks of "
+            f"{config.block_length} tokens; choose a model in which every token has a weight for every other"
         )
 
 
-def check_weights(source: str, model: nn.Module, encoder: nn.Module, found: dict[str, Any]) -> None:
-    """Refuse a model of which some weights are not from its file: what it attends to would be chance."""
-    fresh = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+def check_weights(source: str, model: nn.Module, encoder: nn.Module, loading_info: dict[str, Any]) -> None:
+    """Reject a model if its file lacks weights: randomly initialized attention would be measured."""
+    fresh = {*loading_info["missing_keys"], *(name for name, *_ in loading_info["mismatched_keys"])}
     own = {id(parameter) for parameter in encoder.parameters()}
     names = [name for name, parameter in model.named_parameters() if name in fresh and id(parameter) in own]
-    if chance := [name for name in names if "pooler" not in name]:  # which comes after all attention
+    if random := [name for name in names if "pooler" not in name]:  # the pooler comes after all attention
         raise UserError(
-            f"MODEL is {source!r}, whose file has no weights for {chance[0]} and {len(chance) - 1} more; save it whole"
+            f"MODEL is {source!r}, whose file has no weights for {random[0]} and {len(random) - 1} more; "
+            "save the complete model"
         )
 
 
 def longest_input(model: Any) -> int | None:
-    """How many tokens a model takes; None if there is no limit."""
+    """The maximum input length in tokens; None if there is no limit."""
     for name, module in model.named_modules():
-        # in the family of RoBERTa the positions are counted from behind that of the padding
+        # RoBERTa and its relatives count positions from behind the padding index
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1
     most = getattr(model.config, "max_position_embeddings", None)
-    return most if most is not None and most > 0 else None  # XLNet says −1
+    return most if most is not None and most > 0 else None  # XLNet has −1
 
 
 # pieces
 
 
 def cut_pieces(encoder: Encoder, texts: list[str], length: int, pieces: int) -> list[list[int]]:
-    """Up to `pieces` pieces of `length` tokens, spread evenly over the texts, which follow each other; one shorter one of a text
-    that is shorter."""
+    """Up to `pieces` pieces of `length` tokens, spread evenly over the texts; a shorter text is one piece."""
     most = longest_input(encoder.model)
     if most is not None and length > most:
         raise UserError(
@@ -107,27 +107,27 @@ def cut_pieces(encoder: Encoder, texts: list[str], length: int, pieces: int) -> 
     tokens = [token for text in texts for token in plain_tokens(encoder.tokenizer, text)]
     if not tokens:
         raise UserError(f"the tokenizer of {encoder.name} finds no token in the text; give another text")
-    return [[*before, *tokens[start : start + own], *after] for start in starts(len(tokens), own, pieces)]
+    return [[*before, *tokens[start : start + own], *after] for start in piece_starts(len(tokens), own, pieces)]
 
 
 def plain_tokens(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text: all of them, whatever truncation and padding are stored with the tokenizer."""
-    plainly = {"add_special_tokens": False, "truncation": False, "padding": False, "verbose": False}
-    return tokenizer(text, split_special_tokens=True, **plainly)["input_ids"]  # "</s>" in a text is a part of the text
+    """All tokens of a text, regardless of the truncation and padding stored with the tokenizer."""
+    options = {"add_special_tokens": False, "truncation": False, "padding": False, "verbose": False}
+    return tokenizer(text, split_special_tokens=True, **options)["input_ids"]  # "</s>" in a text is part of the text
 
 
 def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a text."""
+    """The tokens that the tokenizer adds before and after a text."""
     plain = plain_tokens(tokenizer, "a")
     whole = tokenizer("a", truncation=False, padding=False)["input_ids"]
     place = next(place for place in range(len(whole) + 1) if whole[place : place + len(plain)] == plain)
     return whole[:place], whole[place + len(plain) :]
 
 
-def starts(tokens: int, own: int, pieces: int) -> list[int]:
-    """Where pieces of `own` tokens begin, so that none overlap and the first and the last ones of the text are in.
+def piece_starts(tokens: int, own: int, pieces: int) -> list[int]:
+    """The starts of pieces of `own` tokens: without overlap, including the beginning and the end of the text.
 
-    >>> starts(100, 10, 4), starts(25, 10, 4), starts(5, 10, 4)
+    >>> piece_starts(100, 10, 4), piece_starts(25, 10, 4), piece_starts(5, 10, 4)
     ([0, 30, 60, 90], [0, 15], [0])
     """
     count = max(1, min(pieces, tokens // own))
@@ -139,32 +139,32 @@ def starts(tokens: int, own: int, pieces: int) -> list[int]:
 
 @torch.inference_mode()
 def attention_on(encoder: Encoder, piece: list[int]) -> list[Tensor]:
-    """The attention weights of every layer on a piece: (H, N, N), of a Linformer (H, N, K)."""
+    """The attention weights of every layer on a piece: (H, N, N), or (H, N, K) for a Linformer."""
     try:
         output = encoder.model(input_ids=torch.tensor([piece]))
-    except Exception as error:  # each of the models of transformers has errors of its own
+    except Exception as error:  # differs from model to model
         raise UserError(f"{encoder.name} cannot be run on text alone: {' '.join(str(error).split())}") from error
     layers = getattr(output, "attentions", None)
     if not layers or any(layer is None for layer in layers):
         raise UserError(
-            f"{encoder.name}, a {type(encoder.model).__name__}, gives no attention weights, so they have no spectrum; "
+            f"{encoder.name}, a {type(encoder.model).__name__}, returns no attention weights; "
             "choose a model with softmax attention in every layer"
         )
     for number, layer in enumerate(layers, start=1):
         check_shape(encoder, number, tuple(layer.shape), len(piece))
         if not layer.isfinite().all():
             raise UserError(
-                f"{encoder.name} gives attention weights in layer {number} that are no numbers; its weights are damaged"
+                f"{encoder.name} has attention weights in layer {number} that are not finite; its file is damaged"
             )
     return [layer[0] for layer in layers]
 
 
 def check_shape(encoder: Encoder, number: int, shape: tuple[int, ...], length: int) -> None:
-    """Refuse weights over windows, blocks or shortened texts, which look like a matrix but are not the matrix P."""
-    config = encoder.model.config
-    is_projected = config.model_type == "linformer"
+    """Reject weights over windows or blocks, which look like a matrix but are not the matrix P."""
+    is_projected = encoder.model.config.model_type == "linformer"
     if len(shape) != 4 or shape[2] != length or (shape[3] != length and not is_projected):
         raise UserError(
-            f"{encoder.name}, a {type(encoder.model).__name__}, gives attention weights of the shape {shape} in layer {number}, "
-            f"which are not {length} × {length} for each head; choose a model in which every token has a weight for every other"
+            f"{encoder.name}, a {type(encoder.model).__name__}, has attention weights of shape {shape} in layer "
+            f"{number}, not {length} × {length} per head; choose a model in which every token has a weight for every "
+            "other"
         )

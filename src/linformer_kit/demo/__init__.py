@@ -1,37 +1,61 @@
-"""What `linformer demo` runs: a detector of file kinds, trained on the bytes of what is installed with this Python, and timed."""
+"""`linformer demo`: trains a detector of file kinds on the files of this Python installation, tests it and times it."""
 
 import importlib.util
 import json
 import shlex
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from ..files import write_atomically
-from .files import KINDS, SPLITS, Found, Source, Wanted, gather, installation, read_examples, write_examples
-from .show import NAMES, Result, draw, found_table, kinds_table, percent, time_table, write_numbers
+from ..csv_tables import as_csv
+from ..errors import Stopped, UserError
+from ..files import check_writable, write_text
+from ..formatting import format_duration, format_ratio, progress_bar, say
+from .files import KINDS, SPLITS, Dataset, Source, Wanted, gather, installed_files, read_examples, write_examples
 
 PICTURE, NUMBERS = "demo.png", "demo.csv"
 DATA, RUN, CACHE = "data", "run", "cache"
-# what it is made of, beside what the package itself needs
-NEEDED = ("matplotlib", "accelerate", "datasets", "filelock", "sacrebleu", "tokenizers", "yaml")
+REQUIRED = ("matplotlib", "accelerate", "datasets", "filelock", "sacrebleu", "tokenizers", "yaml")
+# the two models that are timed
+MODELS = {"Linformer": {}, "full attention": {"projection": "none"}}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the demo can be told."""
+    """The settings of the demo."""
 
     wanted: Wanted = field(default_factory=Wanted)
     overrides: tuple[str, ...] = ()  # of configs/file_kinds.yaml
     lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
     rounds: int = 7
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the demo measured."""
+
+    dataset: Dataset
+    metrics: dict[str, Any]  # of `linformer evaluate`
+    document_seconds: dict[int, dict[str, float]]  # by length, then by model
+    step_seconds: dict[str, float]  # of the steps of the demo
+
+    @property
+    def kinds(self) -> list[str]:
+        """The classes, with similar ones next to each other."""
+        return [kind for kind in KINDS if kind in self.metrics["labels"]]
+
+    @property
+    def confusion(self) -> list[list[int]]:
+        """A row for each true class, in the order of `kinds`."""
+        places = [self.metrics["labels"].index(kind) for kind in self.kinds]
+        return [[self.metrics["confusion"][row][column] for column in places] for row in places]
 
 
 def run(
@@ -40,207 +64,175 @@ def run(
     settings: Settings | None = None,
     sources: Iterable[Source] | None = None,
 ) -> Result:
-    """The demo: gather, train, test, time, and leave the picture and the numbers in `folder`.
+    """Gather files, train, test and time; write the figure and the numbers to `folder`.
 
-    What an earlier call has done is not done again: examples are kept, and the training goes on where it was.
+    A second call reuses the examples and resumes the training.
     """
     check_ready(folder)
     settings, console = settings or Settings(), console or Console()
     seconds: dict[str, float] = {}
     with timed(seconds, "gathering"):
-        found = find_examples(folder / DATA, settings.wanted, console, installation() if sources is None else sources)
-    show_found(found, console)
+        dataset = find_examples(folder / DATA, settings.wanted, console, sources or installed_files())
+    show_dataset(dataset, console)
     train_model(folder, settings, console)
     seconds["training"] = json.loads((folder / RUN / "result.json").read_text())["seconds"]
+    from ..training.evaluate import evaluate  # slow to import
+
+    say(console, "Testing on held-out files …")
     with timed(seconds, "testing"):
-        metrics = measured_on_test(folder / RUN, console)
+        metrics = evaluate(folder / RUN, split="test", console=console)
     with timed(seconds, "timing"):
-        document_seconds = time_twins(folder / RUN / "model", settings, console)
-    result = Result(found, **in_our_order(metrics), document_seconds=document_seconds, step_seconds=seconds)
-    # written before anything is printed: a terminal that goes away takes nothing with it
-    write_atomically(folder / NUMBERS, lambda path: write_numbers(result, path))
-    write_atomically(folder / PICTURE, lambda path: draw(result, path))
+        document_seconds = time_models(folder / RUN / "model", settings, console)
+    result = Result(dataset, metrics, document_seconds, seconds)
+    write_result(result, folder)  # before printing, which fails if the terminal is closed
     show_result(result, folder, console)
     return result
 
 
 def check_ready(folder: Path) -> None:
-    """Find out before the work, not after it, that something is missing or that its results could not be written."""
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise ModuleNotFoundError(f'the demo needs {missing[0]}: pip install "linformer-kit[train]"')
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file; choose a folder with --output")
-    for name in (PICTURE, NUMBERS):
-        if (folder / name).is_dir():
-            raise IsADirectoryError(
-                f"{folder / name} is a folder and would be overwritten; choose another with --output"
-            )
-    for name in (DATA, RUN, CACHE):
-        if (folder / name).is_file():
-            raise NotADirectoryError(
-                f"{folder / name} is a file, where a folder is needed; choose another with --output"
-            )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # asking the file system beats reading permissions: disks are full, mounts read-only, and root may do anything
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"cannot write to {folder} ({error.strerror}); choose another folder with --output") from error
+    """Raise before any work if a package is missing or the results cannot be written."""
+    if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
+        raise UserError(f'the demo requires {missing[0]}: pip install "linformer-kit[train]"')
+    remedy = f"choose another directory than {folder} with --output"
+    check_writable(folder, remedy)
+    for path in (folder / name for name in (PICTURE, NUMBERS, DATA, RUN, CACHE)):
+        if path.exists() and path.is_dir() == (path.name in (PICTURE, NUMBERS)):
+            raise UserError(f"{path} is a {'directory' if path.is_dir() else 'file'} and in the way; {remedy}")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def timed(seconds: dict[str, float], step: str) -> Iterator[None]:
-    """Note how long a step took."""
+    """Record the duration of a step."""
     start = time.perf_counter()
     yield
     seconds[step] = time.perf_counter() - start
 
 
-@contextmanager
-def progress_of(console: Console, step: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar that moves on at each call; where nothing can move, as in a log, a line at the beginning."""
-    if not console.is_terminal:
-        console.print(f"{step} …", highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, TextColumn("{task.fields[news]}"), console=console, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(step, total=total, news="")
-        yield lambda news: progress.update(task, advance=1, news=news)
+# steps
 
 
-# the steps
-
-
-def find_examples(folder: Path, wanted: Wanted, console: Console, sources: Iterable[Source]) -> Found:
-    """The examples of an earlier run, or new ones.
-
-    Gathered again, a package that came or went in between could turn up in another split than the one it was trained in.
-    """
-    if folder.is_dir():
-        say(console, f"The examples are those of an earlier run, in {folder}; remove {folder.parent} to begin afresh.")
+def find_examples(folder: Path, wanted: Wanted, console: Console, sources: Iterable[Source]) -> Dataset:
+    """The examples of an earlier run, or new ones."""
+    if folder.is_dir():  # after a change of the installation, a package could move to another split
+        say(console, f"Using the examples of an earlier run in {folder}; remove {folder.parent} to start over.")
         return read_examples(folder)
-    with progress_of(console, "Gathering files of this Python", len(KINDS) * (len(SPLITS) + 1)) as advance:
-        found = gather(sources, wanted, advance)
-    if len(found.kinds) < 2:
-        raise OSError(
-            f"this Python has too few files to learn from: {'; '.join(map(': '.join, found.left_out.items()))}"
-        )
-    write_examples(found, folder)
-    return found
-
-
-def show_found(found: Found, console: Console) -> None:
-    """What there is, and what is missing."""
-    console.print(found_table(found))
-    for kind, reason in found.left_out.items():
-        say(console, f"Left out: {kind}, {reason}.")
+    say(console, "Gathering files of this Python …")
+    with progress_bar(console, "kinds and splits", len(KINDS) * (len(SPLITS) + 1)) as advance:
+        dataset = gather(sources, wanted, advance)
+    if len(dataset.kinds) < 2:
+        reasons = "; ".join(map(": ".join, dataset.left_out.items()))
+        raise UserError(f"this Python has too few files to train on: {reasons}; install more packages")
+    write_examples(dataset, folder)
+    return dataset
 
 
 def train_model(folder: Path, settings: Settings, console: Console) -> None:
-    """What `linformer train file_kinds data.path=… run=…` does."""
-    from ..errors import Stopped
+    """Same as `linformer train file_kinds data.path=… run=…`."""
     from ..training.config import load_config
     from ..training.train import train
 
     paths = {"data.path": (folder / DATA).resolve(), "data.cache": (folder / CACHE).resolve(), "run": folder / RUN}
-    # as JSON, since the values are YAML: a path may hold a bracket or a colon
+    # as JSON, because values are YAML, and a path may contain a bracket or a colon
     overrides = [f"{key}={json.dumps(str(path))}" for key, path in paths.items()]
     try:
         train(load_config("file_kinds", [*overrides, *settings.overrides]), console)
     except Stopped as stop:
-        again = shlex.join(["linformer", "demo", "--output", str(folder)])
-        raise Stopped(f"Stopped and saved. To go on: {again}", stop.code) from None
+        command = shlex.join(["linformer", "demo", "--output", str(folder)])
+        raise Stopped(f"Stopped and saved. To resume: {command}", stop.code) from None
 
 
-def measured_on_test(run_folder: Path, console: Console) -> dict[str, Any]:
-    """What `linformer evaluate` does, on the held-out files."""
-    from ..training.evaluate import evaluate
-
-    with console.status("Testing on the files held out") if console.is_terminal else progress_of(console, "Testing", 1):
-        return evaluate(run_folder, split="test", console=console)
-
-
-def in_our_order(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics with similar kinds side by side."""
-    labels = metrics["labels"]
-    order = [labels.index(kind) for kind in KINDS if kind in labels]
-    confusion = [[metrics["confusion"][row][column] for column in order] for row in order]
-    kinds = [labels[place] for place in order]
-    return {"accuracy": metrics["accuracy"], "macro_f1": metrics["macro_f1"], "kinds": kinds, "confusion": confusion}
-
-
-def time_twins(model_folder: Path, settings: Settings, console: Console) -> dict[int, dict[str, float]]:
-    """For each length the median seconds of a document, of the model and of its twin with full attention; they take turns."""
+def time_models(model_folder: Path, settings: Settings, console: Console) -> dict[int, dict[str, float]]:
+    """Median seconds per document by length, of the model and of the same model with full attention, interleaved."""
     import torch
 
     from ..bench.measure import time_interleaved
 
-    result = {}
-    with progress_of(console, "Timing it beside full attention", len(settings.lengths)) as advance:
+    found = {}
+    say(console, "Timing next to full attention …")
+    with progress_bar(console, "lengths", len(settings.lengths)) as advance:
         for length in settings.lengths:
             ids = torch.randint(5, 261, (1, length))  # bytes; the first five tokens are special
-            calls = {name: call_of(model, ids) for name, model in twins(model_folder, length).items()}
+            calls = {name: partial(model, ids) for name, model in models_of_length(model_folder, length).items()}
             rounds = {"least_rounds": min(3, settings.rounds), "most_rounds": settings.rounds}
-            timings = time_interleaved(calls, budget_seconds=5, **rounds)
-            result[length] = {name: timing.median for name, timing in timings.items() if timing.median}
+            with torch.no_grad():
+                timings = time_interleaved(calls, budget_seconds=5, **rounds)
+            found[length] = {name: timing.median for name, timing in timings.items() if timing.median}
             advance(f"{length:,} bytes")
-    return result
+    return found
 
 
-def twins(model_folder: Path, length: int) -> dict[str, Any]:
-    """The model, made for documents of that length, and the same with ordinary attention; weights do not matter for the time."""
+def models_of_length(model_folder: Path, length: int) -> dict[str, Any]:
+    """The two models for documents of a length, with random weights, which do not affect the time."""
     from ..models.configuration_linformer import LinformerConfig
     from ..models.modeling_linformer import LinformerForSequenceClassification
 
-    configs = [
-        LinformerConfig.from_pretrained(model_folder, max_position_embeddings=length, **change)
-        for change in ({}, {"projection": "none"})
-    ]
-    return {
-        name: LinformerForSequenceClassification(config).eval() for name, config in zip(NAMES, configs, strict=True)
-    }
+    load_config = partial(LinformerConfig.from_pretrained, model_folder, max_position_embeddings=length)
+    return {name: LinformerForSequenceClassification(load_config(**change)).eval() for name, change in MODELS.items()}
 
 
-def call_of(model: Any, ids: Any) -> Callable[[], object]:
-    """What is timed."""
-    import torch
-
-    def forward() -> object:
-        with torch.no_grad():
-            return model(ids).logits
-
-    return forward
+# results
 
 
-# what is said
+def result_rows(result: Result) -> Iterator[tuple[str, str, str | int, float]]:
+    """Every number as (quantity, of, by, value); "confusion" is of a true and by a predicted class."""
+    for kind in result.kinds:
+        for split in SPLITS:
+            yield "examples", kind, split, len(result.dataset.select(split, kind))
+            yield "packages", kind, split, len(result.dataset.packages(split, kind))
+    yield "accuracy", "test", "", result.metrics["accuracy"]
+    yield "macro F1", "test", "", result.metrics["macro_f1"]
+    for kind, counts in zip(result.kinds, result.confusion, strict=True):
+        for other, count in zip(result.kinds, counts, strict=True):
+            yield "confusion", kind, other, count
+    for length, seconds in result.document_seconds.items():
+        for name in MODELS:
+            yield "seconds per document", name, length, seconds[name]
+    for step, value in result.step_seconds.items():
+        yield "seconds", step, "", value
 
 
-def say(console: Console, text: str) -> None:
-    """A line that is not wrapped, so that paths and commands can be copied."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+def write_result(result: Result, folder: Path) -> None:
+    """The numbers as CSV, and the figure."""
+    from ..plots.demo import draw_demo
+    from ..plots.style import save
+
+    columns = ("quantity", "of", "by", "value")
+    rows = (dict(zip(columns, row, strict=True)) for row in result_rows(result))
+    write_text(folder / NUMBERS, as_csv(columns, rows))
+    save(draw_demo(result.kinds, result.confusion, result.document_seconds), folder / PICTURE)
+
+
+def show_dataset(dataset: Dataset, console: Console) -> None:
+    """Examples by kind and split, and the kinds that are left out."""
+    table = Table("kind", title="Pieces of files (packages)", title_justify="left")
+    for split in SPLITS:
+        table.add_column(split, justify="right")
+    for kind in (*dataset.kinds, None):
+        counts = ((len(dataset.select(split, kind)), len(dataset.packages(split, kind))) for split in SPLITS)
+        table.add_row(kind or "all", *(f"{pieces} ({packages})" for pieces, packages in counts))
+    console.print(table)
+    for kind, reason in dataset.left_out.items():
+        say(console, f"Left out: {kind}, {reason}.")
 
 
 def show_result(result: Result, folder: Path, console: Console) -> None:
-    """Tables, where the files are, and what to do with the model."""
-    console.print()
-    console.print(kinds_table(result))
-    console.print(time_table(result))
-    packages = f"{result.tested} pieces of files from {result.packages_tested} packages that it has never seen"
-    say(console, f"Right: {percent(result.accuracy)} of {packages} (mean F1 of the kinds: {percent(result.macro_f1)}).")
-    say(console, f"The picture is {folder / PICTURE}, every number in {folder / NUMBERS}.")
-    say(console, "\nIt tells the kind of any file. This one, for instance:")
-    show_prediction(folder / RUN, Path(__file__), console)
-
-
-def show_prediction(run_folder: Path, file: Path, console: Console) -> None:
-    """What `linformer predict` says of a file."""
+    """Metrics, times, where the files are, and a prediction with the command for it."""
+    from ..training.evaluate import table_of
     from ..training.predict import Predictor, as_text, read_inputs
 
-    predictor = Predictor(run_folder, warn=lambda _: None)  # that it reads the beginning of a long file
-    command = ["linformer", "predict", str(run_folder), "--per", "file"]
-    say(console, f"$ {shlex.join([*command, str(file)])}")
-    for answer in predictor(read_inputs([str(file)], "file", predictor.config)):
+    console.print(table_of(result.metrics))
+    table = Table("bytes", *MODELS, "ratio", title="Time per document", title_justify="left")
+    for length, by_name in result.document_seconds.items():
+        ours, full = (by_name[name] for name in MODELS)
+        table.add_row(f"{length:,}", format_duration(ours), format_duration(full), format_ratio(full / ours))
+    console.print(table)
+    tested = f"{result.metrics['rows']} pieces of files from {len(result.dataset.packages('test'))} unseen packages"
+    say(console, f"Correct: {result.metrics['accuracy']:.1%} of {tested}.")
+    say(console, f"Figure: {folder / PICTURE}. All numbers: {folder / NUMBERS}.")
+    predictor = Predictor(folder / RUN, warn=lambda _: None)  # it warns that it reads only the start of a long file
+    command = ["linformer", "predict", str(folder / RUN), "--per", "file"]
+    say(console, f"\nThe model detects the kind of any file:\n$ {shlex.join([*command, __file__])}")
+    for answer in predictor(read_inputs([__file__], "file", predictor.config)):
         say(console, as_text(answer))
-    say(console, f"\nNow yours: {shlex.join(command)} FILE")
+    say(console, f"\nTry your own: {shlex.join(command)} FILE")

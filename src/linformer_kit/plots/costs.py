@@ -1,25 +1,27 @@
-"""Time and memory against length, from tables of `linformer compare`."""
+"""Time and memory over length, from tables of `linformer compare`."""
 
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..bench.measure import OK, fit_exponent
+from ..csv_tables import Row, fit_exponent, read_number
 from ..errors import UserError
-from ..report.inputs import Row, number
 from . import style
-from .style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look, Points
+from .style import BLACK, BLUE, GREEN, GREY, MARKERS, ORANGE, PURPLE, SKY, VERMILION, Look, Points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# colour and style say which implementation it is; others take the rest of the cycle, in the order in which they come
-COLOURS = {
+OK = "ok"  # the status of what was measured
+FULL_ATTENTION = "full-attention"
+# color and line style of an implementation; others take the rest of the cycle, in order of appearance
+COLORS = {
     "linformer-kit": (VERMILION, "-"),
-    "linformer-kit-none": (GREY, "-"),
+    FULL_ATTENTION: (GREY, "-"),
+    "full-attention-eager": (GREY, ":"),
     "linformer": (BLUE, "-"),
     "linformer-pytorch": (GREEN, "-"),
     "bert": (BLACK, "-"),
@@ -32,67 +34,97 @@ COLOURS = {
     "nystromformer": (ORANGE, "-"),
     "fnet": (ORANGE, ":"),
 }
-OTHER_COLOURS = tuple(
-    (colour, style) for style in ("-.", ":") for colour in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GREY)
+OTHER_COLORS = tuple(
+    (color, style) for style in ("-.", ":") for color in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GREY)
 )
-# the marker says which K; a point stands where nothing is projected
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-FEWEST_POINTS = 3  # two points lie on a line whatever they are
-# what costs of one panel have in common, with the words for it
+LEGEND_CHARACTERS = 32  # of a label, if the legend is to have two columns
+MIN_POINTS = 3  # for an exponent: two points always lie on a line
+# columns that are equal for all rows of a panel, with their labels
 SIZES = {
     **{"hidden_size": "hidden size", "num_heads": "heads", "num_layers": "layers", "sharing": "sharing"},
-    **{"target_length": "targets of", "device": ""},
+    **{"target_length": "targets of", "backend": "", "device": ""},
 }
 MACHINE = ("cpu", "cores", "threads", "memory_gib", "system")
 VERSIONS = ("linformer-kit", "torch", "transformers", "python", "code")
-SUBJECTS = ("layer", "encoder", "encoder-decoder")
-STEPS = ("forward", "training", "generation")
+SUBJECTS = ("layer", "causal-layer", "encoder", "encoder-decoder", "causal-lm")
+STEPS = ("forward", "training", "generation", "reading", "decoding")
+COLUMNS = (
+    *("subject", "step", "implementation", "variant", "length", "projected_length", "block_length", "batch"),
+    *("status", "seconds_median", "memory_status", "peak_mib", "package", "date", *SIZES, *MACHINE, *VERSIONS),
+)
+
+Tables = Mapping[str, list[Row]]
 
 
 class Line(NamedTuple):
-    """What has a line of its own in a panel."""
+    """What has its own line in a panel."""
 
     implementation: str
-    projected_length: int | None
+    variant: str = ""  # such as the projection
+    projected_length: int | None = None  # or the slots of a block
+    block_length: int | None = None
 
     @property
     def name(self) -> str:
-        return (
-            self.implementation if self.projected_length is None else f"{self.implementation} K={self.projected_length}"
-        )
+        name = f"{self.implementation}, {self.variant}" if self.variant else self.implementation
+        if self.projected_length is None:
+            return name
+        if self.block_length is None:
+            return f"{name} K={self.projected_length}"
+        return f"{name} {self.block_length}→{self.projected_length}"
+
+    @property
+    def sizes(self) -> tuple[str, int, int]:
+        """What the marker shows."""
+        return self.variant, self.block_length or 0, self.projected_length or 0
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One kind of cost of one step of one subject."""
+    """One cost of one step of one subject."""
 
     title: str
     unit: str  # "time" or "memory"
     lines: dict[Line, Points]
 
+    @property
+    def labels(self) -> list[str]:
+        return [line.name + growth(points) for line, points in self.lines.items()]
 
-def draw_costs(tables: Mapping[str, list[Row]]) -> "Figure":
-    """Two panels per subject and step, time and memory, with the exponents of growth in their legends."""
-    panels = panels_of(tables)
+    @property
+    def legend_columns(self) -> int:
+        return 2 if max(map(len, self.labels)) <= LEGEND_CHARACTERS else 1
+
+
+def complete_rows(rows: Iterable[Row]) -> list[Row]:
+    """Rows with every column that is drawn; columns that an older table lacks are empty."""
+    return [{**dict.fromkeys(COLUMNS, ""), **row} for row in rows]
+
+
+def draw_costs(tables: Tables) -> "Figure":
+    """A time and a memory panel for each subject and step, with the exponents of growth in the legends."""
+    tables = {name: complete_rows(rows) for name, rows in tables.items()}
+    panels = make_panels(tables)
     if not panels:
-        raise UserError(f"no point of {', '.join(tables)} was measured: {why_nothing(tables)}")
-    looks = looks_of({line for panel in panels for line in panel.lines})
+        raise UserError(f"no point of {', '.join(tables)} was measured: {explain_empty(tables)}")
+    looks = assign_looks({line for panel in panels for line in panel.lines})
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    # a legend below each panel: beside them there is no room, and within it would hide the lines
-    height = 3.3 + 0.16 * -(-max(len(panel.lines) for panel in panels) // 2)
+    # the legend is below each panel, where it hides no line
+    height = 3.3 + 0.16 * max(-(-len(panel.lines) // panel.legend_columns) for panel in panels)
     figure, all_axes = style.new_figure(rows, columns, width=9.5 if columns == 2 else 6.0, height=height)
     for axes, panel in zip(all_axes, panels, strict=False):
         draw_panel(axes, panel, looks)
     for axes in all_axes[len(panels) :]:
         axes.remove()
-    # nearer, a title would seem to belong to the legend above it
+    # closer, a title would seem to belong to the legend above it
     figure.get_layout_engine().set(h_pad=0.13)  # type: ignore[union-attr, call-arg]
-    style.footnote(figure, textwrap.fill(facts([row for rows in tables.values() for row in rows]), 63 * columns))
+    note = describe_setup([row for rows in tables.values() for row in rows])
+    style.footnote(figure, textwrap.fill(note, 63 * columns))
     return figure
 
 
-def why_nothing(tables: Mapping[str, list[Row]]) -> str:
+def explain_empty(tables: Tables) -> str:
     """Why there is nothing to draw."""
     if any(OK in (row["status"], row["memory_status"]) for rows in tables.values() for row in rows):
         return "all times and memories are 0, which is below what can be measured"
@@ -102,88 +134,77 @@ def why_nothing(tables: Mapping[str, list[Row]]) -> str:
 def draw_panel(axes: "Axes", panel: Panel, looks: Mapping[Line, Look]) -> None:
     from matplotlib.transforms import ScaledTranslation
 
-    named = {line.name + growth(points): points for line, points in panel.lines.items()}
+    named = dict(zip(panel.labels, panel.lines.values(), strict=True))
     look_of_name = {name: looks[line] for name, line in zip(named, panel.lines, strict=True)}
     style.cost_lines(axes, panel.title, named, look_of_name, panel.unit)
-    # in inches from the corner: below the words of the axis, however high the panel is
+    # inches from the corner: below the axis label, whatever the height of the panel
     below = axes.transAxes + ScaledTranslation(-0.75, -0.5, axes.figure.dpi_scale_trans)
-    axes.legend(
-        *axes.get_legend_handles_labels(),
-        loc="upper left",
-        bbox_to_anchor=(0, 0),
-        bbox_transform=below,
-        ncols=2,
-        frameon=False,
-        fontsize=8,
-        handlelength=2.4,
-        columnspacing=0.8,
-        handletextpad=0.5,
-        borderpad=0,
-        labelspacing=0.3,
-    )
+    options: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below, "borderpad": 0}
+    options |= {"handlelength": 2.4, "columnspacing": 0.8, "handletextpad": 0.5, "labelspacing": 0.3}
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles, labels, ncols=panel.legend_columns, frameon=False, fontsize=8, **options)
 
 
 def growth(points: Points) -> str:
-    """The exponent of growth, where there are points enough for one.
+    """The exponent of growth, if there are enough points.
 
     >>> growth([(512, 1), (1024, 4), (2048, 16)])
     '  N^2.00'
     """
     lengths, costs = [length for length, _ in points], [cost for _, cost in points]
-    return f"  N^{fit_exponent(lengths, costs):.2f}" if len(set(lengths)) >= FEWEST_POINTS else ""
+    return f"  N^{fit_exponent(lengths, costs):.2f}" if len(set(lengths)) >= MIN_POINTS else ""
 
 
-def looks_of(lines: Iterable[Line]) -> dict[Line, Look]:
-    """Colour and style by implementation, marker by K."""
-    lines = sorted(lines, key=place_of)
-    strangers = list(dict.fromkeys(line.implementation for line in lines if line.implementation not in COLOURS))
-    colours = COLOURS | {name: OTHER_COLOURS[place % len(OTHER_COLOURS)] for place, name in enumerate(strangers)}
-    lengths = sorted({line.projected_length for line in lines if line.projected_length is not None})
-    markers: dict[int | None, str] = {length: MARKERS[place % len(MARKERS)] for place, length in enumerate(lengths)}
+def assign_looks(lines: Iterable[Line]) -> dict[Line, Look]:
+    """Color and line style by implementation, marker by variant and K; a dot if there is neither."""
+    lines = sorted(lines, key=sort_key)
+    others = list(dict.fromkeys(line.implementation for line in lines if line.implementation not in COLORS))
+    colors = COLORS | {name: OTHER_COLORS[place % len(OTHER_COLORS)] for place, name in enumerate(others)}
+    sizes = sorted({line.sizes for line in lines} - {Line("").sizes})
+    markers = {size: MARKERS[place % len(MARKERS)] for place, size in enumerate(sizes)}
     looks = {}
     for line in lines:
-        colour, style = colours[line.implementation]
-        looks[line] = Look(colour, markers.get(line.projected_length, "."), style)
+        color, line_style = colors[line.implementation]
+        looks[line] = Look(color, markers.get(line.sizes, "."), line_style)
     return looks
 
 
-def place_of(line: Line) -> tuple[int, str, int]:
-    """Known implementations first, in the order of their looks."""
-    known = list(COLOURS)
+def sort_key(line: Line) -> tuple:
+    """Known implementations first, in the order of `COLORS`."""
+    known = list(COLORS)
     place = known.index(line.implementation) if line.implementation in known else len(known)
-    return place, line.implementation, line.projected_length or 0
+    return place, line.implementation, *line.sizes
 
 
 # from rows to panels
 
 
-def panels_of(tables: Mapping[str, list[Row]]) -> list[Panel]:
-    """Rows that can be compared share a panel; what tells panels of a subject and step apart stands in their titles."""
+def make_panels(tables: Tables) -> list[Panel]:
+    """Comparable rows share a panel; the titles say in what panels of one subject and step differ."""
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    tables_apart, batches_apart = have_common_points(tables), have_several_batches(tables)
+    split_tables, split_batches = have_common_points(tables), have_several_batches(tables)
     for name, rows in tables.items():
         for row in rows:
-            batch, table = row["batch"] if batches_apart else "", name if tables_apart else ""
+            batch, table = row["batch"] if split_batches else "", name if split_tables else ""
             groups[row["subject"], row["step"], *(row[size] for size in SIZES), batch, table].append(row)
+    subjects = [*SUBJECTS, *dict.fromkeys(subject for subject, *_ in groups)]  # others in order of appearance
     panels = []
-    for key in sorted(groups, key=lambda key: (order(key[0], SUBJECTS), order(key[1], STEPS), *key[2:])):
-        alike = [other for other in groups if other[:2] == key[:2]]
-        words = zip(
-            (*SIZES.values(), "batch", ""), key[2:], zip(*(other[2:] for other in alike), strict=True), strict=True
-        )
-        apart = [in_words(what, value) for what, value, all_values in words if value and len(set(all_values)) > 1]
-        panels += [panel for panel in both_panels(", ".join([*key[:2], *apart]), groups[key]) if panel.lines]
+    for key in sorted(groups, key=lambda key: (subjects.index(key[0]), rank(key[1], STEPS), *key[2:])):
+        alike = zip(*(other[2:] for other in groups if other[:2] == key[:2]), strict=True)
+        labels = zip((*SIZES.values(), "batch", ""), key[2:], alike, strict=True)
+        differing = [label_size(what, value) for what, value, values in labels if value and len(set(values)) > 1]
+        panels += [panel for panel in make_pair(", ".join([*key[:2], *differing]), groups[key]) if panel.lines]
     return panels
 
 
-def order(value: str, known: Sequence[str]) -> tuple[int, str]:
+def rank(value: str, known: Sequence[str]) -> tuple[int, str]:
     """Known values in their order, then the others."""
     return (known.index(value) if value in known else len(known)), value
 
 
-def in_words(what: str, value: str) -> str:
+def label_size(what: str, value: str) -> str:
     """
-    >>> in_words("hidden size", "512"), in_words("layers", "2"), in_words("layers", "1"), in_words("", "cpu")
+    >>> label_size("hidden size", "512"), label_size("layers", "2"), label_size("layers", "1"), label_size("", "cpu")
     ('hidden size 512', '2 layers', '1 layer', 'cpu')
     """
     if what in ("heads", "layers"):
@@ -192,61 +213,75 @@ def in_words(what: str, value: str) -> str:
 
 
 def point_of(row: Row, *more: str) -> tuple[str, ...]:
-    return tuple(
-        row[name] for name in ("subject", "step", "implementation", "length", "projected_length", *SIZES, *more)
+    names = (
+        "subject",
+        "step",
+        "implementation",
+        "variant",
+        "length",
+        "projected_length",
+        "block_length",
+        *SIZES,
+        *more,
     )
+    return tuple(row[name] for name in names)
 
 
-def have_common_points(tables: Mapping[str, list[Row]]) -> bool:
-    """Whether a point was measured in more than one table, as before and after a change: two numbers at one place of a line."""
+def have_common_points(tables: Tables) -> bool:
+    """Whether several tables have the same point, as before and after a change."""
     points = [{point_of(row) for row in rows} for rows in tables.values()]
     return sum(map(len, points)) > len(set().union(*points))
 
 
-def have_several_batches(tables: Mapping[str, list[Row]]) -> bool:
-    """Whether a table has a point in several batches; otherwise a batch follows from the length."""
+def have_several_batches(tables: Tables) -> bool:
+    """Whether a table has a point with several batch sizes; otherwise the batch follows from the length."""
     return any(
         len({point_of(row, "batch") for row in rows}) > len({point_of(row) for row in rows}) for rows in tables.values()
     )
 
 
-def both_panels(title: str, rows: list[Row]) -> list[Panel]:
-    """Time and memory; where long inputs came in smaller batches, per example."""
+def make_pair(title: str, rows: list[Row]) -> list[Panel]:
+    """Time and memory; per example where long inputs came in smaller batches."""
     per_example = len({row["batch"] for row in rows}) > 1
     measured = (("time", "status", "seconds_median"), ("memory", "memory_status", "peak_mib"))
     each = " per example" if per_example else ""
     return [
-        Panel(textwrap.fill(f"{title}: {unit}{each}", 40), unit, lines_of(rows, status, cost, per_example))
+        Panel(
+            textwrap.fill(f"{title}: {unit}{each}", 40, break_on_hyphens=False),
+            unit,
+            make_lines(rows, status, cost, per_example),
+        )
         for unit, status, cost in measured
     ]
 
 
-def lines_of(rows: list[Row], status: str, cost: str, per_example: bool) -> dict[Line, Points]:
-    """(length, cost) of what was measured, by length; a cost of zero is below what could be measured."""
+def make_lines(rows: list[Row], status: str, cost: str, per_example: bool) -> dict[Line, Points]:
+    """(length, cost) of what was measured, by length; a cost of zero is below what can be measured."""
     lines: dict[Line, Points] = defaultdict(list)
     for row in rows:
-        if row[status] == OK and (value := number(row, cost)) > 0:
-            projected_length = int(number(row, "projected_length")) if row["projected_length"] else None
-            share = number(row, "batch") if per_example else 1.0
-            lines[Line(row["implementation"], projected_length)].append((number(row, "length"), value / share))
-    return {line: sorted(lines[line]) for line in sorted(lines, key=place_of)}
+        if row[status] == OK and row["length"] and (value := read_number(row, cost)) > 0:
+            lengths = (row[name] and int(read_number(row, name)) for name in ("projected_length", "block_length"))
+            examples = read_number(row, "batch") if per_example and row["batch"] else 1.0
+            line = Line(row["implementation"], row["variant"], *(length or None for length in lengths))
+            lines[line].append((read_number(row, "length"), value / examples))
+    return {line: sorted(lines[line]) for line in sorted(lines, key=sort_key)}
 
 
-# what the numbers depend on
+# the footnote
 
 
-def facts(rows: Sequence[Row]) -> str:
-    """What the numbers depend on; and if rows come from different machines or versions, that they do, and which."""
-    sizes = [one_or_several(rows, size, words) for size, words in {"batch": "batch", **SIZES}.items()]
+def describe_setup(rows: Sequence[Row]) -> str:
+    """Sizes, machine, versions and dates of the rows; differences between machines and versions are named."""
+    sizes = [describe_size(rows, size, label) for size, label in {"batch": "batch", **SIZES}.items()]
     sentences = [", ".join(size for size in sizes if size)]
-    if machines := differing(rows, MACHINE):
+    if machines := differing_columns(rows, MACHINE):
         sentences.append(f"The rows come from different machines: {'; '.join(machines)}")
     else:
         row = rows[0]
         sentences.append(
             f"{row['cpu']}, {row['cores']} cores, {row['threads']} threads, {row['memory_gib']} GiB, {row['system']}"
         )
-    if versions := differing(rows, VERSIONS) + differing_packages(rows):
+    if versions := differing_columns(rows, VERSIONS) + differing_packages(rows):
         sentences.append(f"The rows come from different versions: {'; '.join(versions)}")
     else:
         sentences.append(", ".join(f"{name} {rows[0][name]}" for name in VERSIONS if name != "code" and rows[0][name]))
@@ -255,32 +290,34 @@ def facts(rows: Sequence[Row]) -> str:
     return ". ".join(sentence for sentence in sentences if sentence) + "."
 
 
-def one_or_several(rows: Sequence[Row], size: str, words: str) -> str:
-    """A size that all rows have, or that all rows of a subject have; else it stands in the titles."""
+def describe_size(rows: Sequence[Row], size: str, label: str) -> str:
+    """A size that all rows, or all rows of each subject, have in common; empty if the titles give it."""
     found = values(rows, size)
     if len(found) == 1:
-        return in_words(words, found[0]) if found[0] else ""
+        return label_size(label, found[0]) if found[0] else ""
+    if size == "batch":
+        batches = [int(batch) for batch in found if batch]
+        return f"batches of {min(batches)} to {max(batches)}"
     by_subject = {
         subject: values([row for row in rows if row["subject"] == subject], size) for subject in values(rows, "subject")
     }
-    if size == "batch":
-        return f"batches of {min(map(int, found))} to {max(map(int, found))}"
     if any(len(several) > 1 for several in by_subject.values()):
         return ""
-    return " / ".join(f"{subject}: {in_words(words, value)}" for subject, (value,) in by_subject.items() if value)
+    return " / ".join(f"{subject}: {label_size(label, value)}" for subject, (value,) in by_subject.items() if value)
 
 
 def values(rows: Iterable[Row], column: str) -> list[str]:
     return sorted({row[column] for row in rows})
 
 
-def differing(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
-    """The columns that have several values, with these."""
+def differing_columns(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
+    """The columns that have several values, with these values."""
     return [f"{column} {' / '.join(found)}" for column in columns if len(found := values(rows, column)) > 1]
 
 
 def differing_packages(rows: Sequence[Row]) -> list[str]:
-    """Implementations that were measured in several versions of their own packages."""
-    names = values(rows, "implementation")
-    found = {name: values([row for row in rows if row["implementation"] == name], "package") for name in names}
-    return [f"{name} {' / '.join(versions)}" for name, versions in found.items() if len(versions) > 1]
+    """Implementations measured in several versions of their package, with the same backend."""
+    versions: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in rows:
+        versions[row["implementation"], row["backend"]].add(row["package"])
+    return [f"{name} {' / '.join(sorted(found))}" for (name, _), found in sorted(versions.items()) if len(found) > 1]

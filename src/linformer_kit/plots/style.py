@@ -1,4 +1,4 @@
-"""What pictures look like: readable at the width of a README, in colours that colour-blind readers tell apart (Okabe-Ito)."""
+"""The style of all figures: readable at the width of a README, in the color-blind-safe palette of Okabe and Ito."""
 
 import io
 import textwrap
@@ -9,37 +9,29 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..files import write_atomically
+from ..files import atomic_file
 from ..formatting import format_duration, format_number, format_size
 
-if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing, or late
+if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 150
-TALLEST = 40.0  # inches; a picture that is higher is no picture any more
-ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE, GREY = (
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
-    "#666666",
-)
-BLACK = "#000000"
-# for lines that have no look of their own, in this order
+MAX_HEIGHT = 40.0  # inches
+ORANGE, SKY, GREEN, BLUE = "#E69F00", "#56B4E9", "#009E73", "#0072B2"
+VERMILION, PURPLE, GREY, BLACK = "#D55E00", "#CC79A7", "#666666", "#000000"
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Look:
-    """Colour and marker of a line; both differ, so that either is enough. Of many lines, some share a colour in another style."""
+    """Color, marker and line style of a line."""
 
-    colour: str
+    color: str
     marker: str
     style: str = "-"
 
@@ -48,32 +40,36 @@ OTHER_LOOKS = (Look(VERMILION, "o"), Look(ORANGE, "s"), Look(PURPLE, "^"), Look(
 
 
 def new_figure(rows: int, columns: int, width: float = 9.5, height: float = 3.6) -> tuple["Figure", list["Axes"]]:
-    """A figure with its axes in reading order. No pyplot: nothing to close, and no window system is asked for."""
+    """A figure and its axes in reading order. Without pyplot, which would keep the figure and look for a display."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
+def set_title(axes: "Axes", title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+
+
 def calm(axes: "Axes") -> None:
-    """A grid behind what is drawn, and no frame on the far sides."""
+    """A light grid behind the data; no frame at the top and right."""
     axes.grid(True, color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def plain_label(name: str) -> str:
-    """A name as it is: matplotlib would read $…$ as a formula, and leave out of a legend what begins with _."""
+    """A name as it is: matplotlib reads $…$ as a formula, and omits from legends what begins with _."""
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def over_length(axes: "Axes", title: str, lengths: Sequence[float]) -> None:
-    """Title, grid and an axis of lengths."""
+    """Title, grid and a logarithmic axis of lengths."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    axes.set_title(plain_label(title), loc="left", fontsize=11, fontweight="bold")
+    set_title(axes, plain_label(title))
     axes.set_xscale("log", base=2)
-    step = max(1, -(-len(lengths) // 8))  # more labels would run into each other
+    step = max(1, -(-len(lengths) // 8))  # more labels would overlap
     axes.xaxis.set_major_locator(FixedLocator(list(lengths[::-step])))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
@@ -82,38 +78,35 @@ def over_length(axes: "Axes", title: str, lengths: Sequence[float]) -> None:
 
 
 def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Mapping[str, Look], unit: str) -> None:
-    """Cost over length, both logarithmic. `unit` is "time" (seconds), "memory" (MiB) or "rate" (anything per second)."""
+    """Cost over length, both logarithmic. `unit` is "time" (seconds), "memory" (MiB) or "rate" (per second)."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     for name, points in lines.items():
         if points:
-            look = looks[name]
+            look, label = looks[name], plain_label(name)
             xs, ys = zip(*points, strict=True)
-            label = plain_label(name)
             axes.plot(
-                xs, ys, color=look.colour, marker=look.marker, ls=look.style, markersize=5, linewidth=1.8, label=label
+                xs, ys, color=look.color, marker=look.marker, ls=look.style, markersize=5, linewidth=1.8, label=label
             )
     over_length(axes, title, sorted({x for points in lines.values() for x, _ in points}))
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(4) if unit == "memory" else LogLocator(10, subs=(1, 3)))
     axes.yaxis.set_minor_locator(NullLocator())
-    in_unit = {"time": format_duration, "memory": format_size, "rate": lambda value: f"{format_number(value)} / s"}[
-        unit
-    ]
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_unit(value)))
+    formats = {"time": format_duration, "memory": format_size, "rate": lambda value: f"{format_number(value)} / s"}
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats[unit](value)))
 
 
 def bars(
-    axes: "Axes", title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], colours: Iterable[str]
+    axes: "Axes", title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], colors: Iterable[str]
 ) -> None:
-    """Bars side by side with their numbers on top, and a line at 1."""
+    """Groups of bars with their values on top, and a line at 1."""
     width = 0.8 / max(len(series), 1)
-    for index, ((name, heights), colour) in enumerate(zip(series.items(), colours, strict=False)):
+    for index, ((name, heights), color) in enumerate(zip(series.items(), colors, strict=False)):
         places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
-        drawn = axes.bar(places, heights, width * 0.94, color=colour, label=name)
+        drawn = axes.bar(places, heights, width * 0.94, color=color, label=name)
         axes.bar_label(drawn, fmt=lambda height: f"{height:.1f}×", fontsize=10, padding=2)
     axes.axhline(1, color=GREY, linewidth=1)
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    set_title(axes, title)
     axes.set_xticks(range(len(groups)), groups)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(y=0.12)
@@ -121,7 +114,7 @@ def bars(
 
 
 def legend(axes: "Axes", **options) -> None:
-    """A legend, if there is anything to name: a run that was stopped early flatten_keys panels empty."""
+    """A legend, unless the panel is empty, as after a run that was stopped early."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=10, **options)
 
@@ -130,51 +123,50 @@ def shared_legend(figure: "Figure", axes: "Axes", columns: int | None = None) ->
     """One legend for all panels, above them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles, labels, loc="outside upper center", ncols=columns or len(labels), frameon=False, fontsize=11
-        )
+        columns = columns or len(labels)
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=11)
 
 
 def growing_legend(figure: "Figure", named: "Mapping[str, Artist]", fontsize: float) -> None:
-    """A legend above all panels of as many names as there may be; the figure grows with it, so that the panels do not shrink."""
+    """A legend above all panels for any number of names; the figure grows with it, so that panels keep their size."""
     width, height = figure.get_size_inches()
     characters = int(width * 115 / fontsize)
     columns = max(1, min(len(named), characters // (max(map(len, named), default=0) + 6)))
     labels = [textwrap.fill(label, characters - 8) for label in named]
     lines = -(-sum(label.count("\n") + 1 for label in labels) // columns)
-    figure.set_size_inches(width, min(height + max(0, lines - 2) * 1.7 * fontsize / 72, TALLEST))
+    figure.set_size_inches(width, min(height + max(0, lines - 2) * 1.7 * fontsize / 72, MAX_HEIGHT))
     figure.legend(named.values(), labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=fontsize)
 
 
 def footnote(figure: "Figure", text: str) -> None:
-    """What the numbers were measured on, small, below everything."""
+    """A small note below all panels."""
     figure.supxlabel(plain_label(text), fontsize=9, color=GREY)
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write the picture; the kind follows from the name."""
+    """Write the figure atomically; the format follows from the suffix."""
     import matplotlib
 
-    # the same picture gives the same file: no date, and names of parts that do not change
+    # equal figures give equal files: no date, and stable ids
     options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
-    with matplotlib.rc_context({"svg.hashsalt": path.stem}):
-        write_atomically(path, lambda part: render(figure, part, dpi=DOTS_PER_INCH, **options))
+    with matplotlib.rc_context({"svg.hashsalt": path.stem}), atomic_file(path) as unfinished:
+        render(figure, unfinished, dpi=DOTS_PER_INCH, **options)
 
 
 def as_svg(figure: "Figure") -> bytes:
-    """The picture as the text of an SVG."""
+    """The figure as SVG."""
     file = io.BytesIO()
     render(figure, file, format="svg", metadata={"Date": None})
     return file.getvalue()
 
 
 def render(figure: "Figure", file: Path | IO[bytes], **options: Any) -> None:
-    """Refuses a picture in which words would leave the lines no room, of which matplotlib only warns."""
+    """Write the figure; raises if its labels leave no room for the panels, where matplotlib only warns."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied", UserWarning)
         try:
             figure.savefig(file, **options)
         except UserWarning:
             raise UserError(
-                "too many runs or too long names for one picture; give fewer, or name their folders shorter"
+                "too many runs or too long names for one picture; give fewer runs, or rename their directories"
             ) from None

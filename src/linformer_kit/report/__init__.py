@@ -1,1 +1,1 @@
-"""What was measured and trained, to look at: pictures, one page about everything, the spectrum of a model's attention."""
+"""`linformer plot` and `linformer report`: read runs, tables, models and spectra, and show them."""

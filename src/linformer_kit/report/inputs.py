@@ -1,4 +1,4 @@
-"""What was given on the command line, told apart: tables of `linformer compare`, folders of runs, saved models and spectra."""
+"""The inputs of `linformer plot` and `linformer report`: tables of `linformer compare`, runs, saved models, spectra."""
 
 import csv
 import json
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..csv_tables import Row
 from ..errors import UserError
+from ..plots.costs import complete_rows
 
-if TYPE_CHECKING:  # what runs need is slow to import, and tables can be drawn without it
+if TYPE_CHECKING:  # tables can be drawn without the packages that runs need
     from ..training.config import RunConfig
-
-Row = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run and what it has written so far; `result` is empty until it is finished, `evaluation` until it was evaluated."""
+    """A run; `result` is empty until it is finished, `evaluation` until it is evaluated."""
 
     folder: Path
     name: str
@@ -26,10 +26,14 @@ class Run:
     result: dict[str, Any]
     evaluation: dict[str, Any]
 
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.result)
+
 
 @dataclass(frozen=True)
-class Given:
-    """Each kind in the order given; tables and spectra by their names."""
+class Inputs:
+    """Each kind in the order given; tables and spectra by name."""
 
     tables: dict[str, list[Row]] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
@@ -37,33 +41,31 @@ class Given:
     spectra: dict[str, Path] = field(default_factory=dict)
 
 
-def read_inputs(paths: Sequence[Path]) -> Given:
-    """Read everything that was given; what is given twice counts once."""
-    given = Given()
+def read_inputs(paths: Sequence[Path]) -> Inputs:
+    """Read all inputs; duplicates are read once."""
+    inputs = Inputs()
     different = list({path.resolve(): path for path in paths}.values())
     for path, name in zip(different, short_names(different), strict=True):
         if path.is_file():
-            given.tables[name] = read_table(path)
+            inputs.tables[name] = read_table(path)
         elif (path / "config.yaml").is_file():
-            given.runs.append(read_run(path, name))
+            inputs.runs.append(read_run(path, name))
         elif is_model(path):
-            given.models.append(path)
+            inputs.models.append(path)
         elif is_spectrum(path):
-            given.spectra[name] = path
+            inputs.spectra[name] = path
         elif path.is_dir():
             raise UserError(
-                f"{path} is neither the folder of a run (no config.yaml) nor of a saved Linformer (no config.json that says so) "
-                "nor of a spectrum"
+                f"{path} is neither a run (no config.yaml), nor a saved Linformer (no config.json of one), nor a "
+                "spectrum; give one of these"
             )
         else:
-            raise UserError(
-                f"there is no file or folder {path}; give tables of `linformer compare`, or folders of runs"
-            )
-    return given
+            raise UserError(f"{path} does not exist; give tables of `linformer compare`, or directories of runs")
+    return inputs
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as few as tell them apart; whole paths would show whose machine it was.
+    """The last parts of the paths, as few as make them unique; whole paths would show the user's machine.
 
     >>> short_names([Path("/a/seed1/run"), Path("/a/seed2/run")])
     ['seed1/run', 'seed2/run']
@@ -90,7 +92,7 @@ def read_table(path: Path) -> list[Row]:
             raise UserError(
                 f"{path} is damaged: row {place} has more or fewer values than there are columns; measure it again"
             )
-    return rows
+    return complete_rows(rows)
 
 
 def read_run(folder: Path, name: str) -> Run:
@@ -105,19 +107,8 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(folder, name, stored_config(folder), metrics, result, read_json(run.evaluation))
 
 
-def number(row: Row, column: str) -> float:
-    """A number of a table."""
-    try:
-        return float(row[column])
-    except ValueError:
-        where = f"{row['implementation']}, N={row['length']}"
-        raise UserError(
-            f"the table is damaged: {column} is {row[column]!r} in the row of {where}; measure it again"
-        ) from None
-
-
 def read_json(path: Path) -> dict[str, Any]:
-    """What a file of a run holds; nothing if it is not there."""
+    """The keys of a JSON file of a run; empty if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -125,12 +116,12 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UserError(f"{path} is damaged: it holds no keys of JSON; train or evaluate again, or leave the run out")
+        raise UserError(f"{path} is damaged: not a JSON object; train or evaluate again, or omit the run")
     return found
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a Linformer was saved there."""
+    """Whether a directory holds a saved Linformer."""
     try:
         return json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] == "linformer"
     except (OSError, ValueError, KeyError, TypeError):
@@ -138,5 +129,7 @@ def is_model(folder: Path) -> bool:
 
 
 def is_spectrum(folder: Path) -> bool:
-    """Whether `linformer spectrum` has written there."""
-    return all((folder / name).is_file() for name in ("spectrum.csv", "ranks.csv", "layers.csv"))
+    """Whether a directory holds the tables of `linformer spectrum`."""
+    from ..analysis.tables import CURVES, LAYERS, RANKS
+
+    return all((folder / name).is_file() for name in (CURVES, RANKS, LAYERS))

@@ -1,36 +1,38 @@
-"""`linformer plot`: which pictures come of what was given, and where they go."""
+"""`linformer plot`: which figures the inputs allow, and where they are written."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..files import check_writable
 from ..plots.style import save
-from .inputs import Given, read_inputs
-from .output import check_output
+from .inputs import Inputs, read_inputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
-# what somebody may want, and matplotlib could write, but a README cannot show
+# formats that matplotlib can write, but a README cannot show
 OTHER_SUFFIXES = (".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".tif", ".tiff", ".webp")
 OF_TABLES = ("costs", "paper-table")
 OF_RUNS = ("learning", "quality", "sharing")
 OF_ONE_MODEL = ("heads", "slots")
+CHOOSE_OUTPUT = "choose another directory with --output"
 
 
-def plot(given: list[Path], what: str | None, text: str | None, output: Path) -> list[Path]:
-    """Draw, and write PNG and SVG into the folder `output`, or the one picture into the file of that name; what was written."""
+def plot(paths: list[Path], what: str | None, text: str | None, output: Path) -> list[Path]:
+    """Draw, and write PNG and SVG to the directory `output`, or one figure to the file `output`; returns the files."""
     is_file = output.suffix.lower() in SUFFIXES and not output.is_dir()
     if output.suffix.lower() in OTHER_SUFFIXES:
-        raise UserError(f"--output is {output}; a picture is a .png or .svg, and any other name is a folder")
+        raise UserError(f"--output is {output}; give a .png or .svg file, or a directory")
     folder = output.parent if is_file else output
-    check_output(output, folder)
-    pictures = figures(given, what, text)
+    check_writable(folder, CHOOSE_OUTPUT)
+    pictures = figures(paths, what, text)
     if is_file and len(pictures) > 1:
         raise UserError(
-            f"{output} is one file, but {len(pictures)} pictures come of this: {', '.join(pictures)}; give a folder"
+            f"--output is the file {output}, but there are {len(pictures)} figures: {', '.join(pictures)}; "
+            "give a directory"
         )
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -41,76 +43,71 @@ def plot(given: list[Path], what: str | None, text: str | None, output: Path) ->
     return written
 
 
-def figures(given: Sequence[Path], what: str | None = None, text: str | None = None) -> "dict[str, Figure]":
-    """The pictures by short names. Without `what`: costs of tables, learning of runs."""
+def figures(paths: Sequence[Path], what: str | None = None, text: str | None = None) -> "dict[str, Figure]":
+    """Figures by name. Without `what`: costs of tables, learning of runs, and the figures of a spectrum."""
     if text is not None and what not in OF_ONE_MODEL:
         raise UserError(
-            "--text is for --what heads, and for --what slots of a dynamic projection; add one, or leave the text out"
+            "--text requires --what heads, or --what slots with a dynamic projection; add one of these, or omit --text"
         )
-    read = read_inputs(given)
-    kinds = [what] if what else ["costs"] * bool(read.tables) + ["learning"] * bool(read.runs)
+    inputs = read_inputs(paths)
+    kinds = [what] if what else ["costs"] * bool(inputs.tables) + ["learning"] * bool(inputs.runs)
     if what:
-        check_kinds(read, what)
-    elif read.models:
-        raise UserError(
-            f"{read.models[0]} is a saved model; give it alone, and what to draw of it: --what heads or --what slots"
-        )
-    return {**{kind: figure_of(kind, read, text) for kind in kinds}, **draw_spectra(list(read.spectra.values()))}
+        check_inputs(inputs, what)
+    elif inputs.models:
+        raise UserError(f"{inputs.models[0]} is a saved model; give it alone, with --what heads or --what slots")
+    return {**{kind: make_figure(kind, inputs, text) for kind in kinds}, **draw_spectra(list(inputs.spectra.values()))}
 
 
 def draw_spectra(folders: list[Path]) -> "dict[str, Figure]":
-    """The pictures of folders that `linformer spectrum` has written."""
+    """The figures of a directory written by `linformer spectrum`."""
     if len(folders) > 1:
-        raise UserError(f"{len(folders)} spectra were given, whose pictures have the same names; give one at a time")
+        raise UserError(f"{len(folders)} spectra were given, whose figures have the same names; give one at a time")
     if not folders:
         return {}
+    from ..analysis.tables import read_tables
     from ..plots.spectrum import draw_spectrum
 
-    return draw_spectrum(folders[0])
+    layers, _, source = read_tables(folders[0])
+    return draw_spectrum(layers, source)
 
 
-def check_kinds(given: Given, what: str) -> None:
-    """Refuse what does not go into the picture, instead of leaving it out."""
-    if given.spectra:
-        raise UserError(
-            f"{next(iter(given.spectra))} holds a spectrum, which has pictures of its own; leave --what out"
-        )
-    if what in OF_TABLES and (others := [*(run.folder for run in given.runs), *given.models]):
-        raise UserError(
-            f"{what} comes from tables of `linformer compare`, but {others[0]} is a folder; remove it, or --what"
-        )
-    if what not in OF_TABLES and given.tables:
-        raise UserError(
-            f"{what} comes from folders of runs, but {next(iter(given.tables))} is a table; remove it, or --what"
-        )
-    if what in OF_RUNS and given.models:
-        raise UserError(
-            f"{what} comes from folders of runs, but {given.models[0]} is a saved model alone; give the run's folder"
-        )
-    if what in OF_ONE_MODEL and (count := len(given.runs) + len(given.models)) > 1:
-        raise UserError(f"{what} shows one model, but {count} folders were given; give one run or saved model")
+def check_inputs(inputs: Inputs, what: str) -> None:
+    """Reject inputs that the figure does not show, instead of ignoring them."""
+    kinds: dict[str, list] = {
+        "a table": list(inputs.tables),
+        "a run": [run.folder for run in inputs.runs],
+        "a saved model": inputs.models,
+        "a spectrum": list(inputs.spectra),
+    }
+    shown = ["a table"] if what in OF_TABLES else ["a run"] if what in OF_RUNS else ["a run", "a saved model"]
+    for kind, found in kinds.items():
+        if found and kind not in shown:
+            raise UserError(
+                f"--what {what} requires {' or '.join(shown)}, but {found[0]} is {kind}; omit it, or --what"
+            )
+    if what in OF_ONE_MODEL and (count := len(inputs.runs) + len(inputs.models)) > 1:
+        raise UserError(f"--what {what} shows one model, but {count} were given; give one run or saved model")
 
 
-def figure_of(what: str, given: Given, text: str | None) -> "Figure":
-    """One picture."""
+def make_figure(what: str, inputs: Inputs, text: str | None) -> "Figure":
     if what == "costs":
         from ..plots.costs import draw_costs
 
-        return draw_costs(given.tables)
+        return draw_costs(inputs.tables)
     if what == "paper-table":
-        from ..bench.paper_table import cells, draw
+        from ..bench.paper_table import cells
+        from ..plots.paper_table import draw_paper_table
 
-        rows = [row for table in given.tables.values() for row in table]
+        rows = [row for table in inputs.tables.values() for row in table]
         if not (found := cells(rows)):
-            raise UserError(
-                "there is no encoder of linformer-kit in the table; run `linformer compare --preset paper-table-3`"
-            )
-        return draw(found, rows[0])
+            raise UserError("the table has no encoder of linformer-kit; run `linformer compare --preset paper-table-3`")
+        return draw_paper_table(found, rows[0])
     if what in OF_RUNS:
-        from .learning import draw_learning, draw_quality, draw_sharing
+        from .series import draw_learning, draw_quality, draw_sharing
 
-        return {"learning": draw_learning, "quality": draw_quality, "sharing": draw_sharing}[what](given.runs)
-    from .weights import draw_heads, draw_slots, load
+        return {"learning": draw_learning, "quality": draw_quality, "sharing": draw_sharing}[what](inputs.runs)
+    from .weights import draw_heads, draw_slots, load_model
 
-    model = load(given.models[0], None) if given.models else load(given.runs[0].folder, given.runs[0].config)
+    run = None if inputs.models else inputs.runs[0]
+    model = load_model(run.folder, run.config) if run else load_model(inputs.models[0], None)
     return {"heads": draw_heads, "slots": draw_slots}[what](model, text)

@@ -1,0 +1,90 @@
+"""Tables of `linformer compare` on the report page."""
+
+from ..csv_tables import Row, read_number
+from ..formatting import format_duration, format_ratio, format_size
+from ..plots.costs import FULL_ATTENTION, OK, SIZES
+from .tables import Cell, Table, heading, make_cell, make_table, parse_cell
+
+# where full attention is compared; it has no K, blocks or sharing
+POINT = ("subject", "step", "length", "batch", *(size for size in SIZES if size != "sharing"))
+
+
+def common_sizes(rows: list[Row]) -> str:
+    """The sizes that all rows have in common."""
+    common = {name: values for name in SIZES if len(values := {row[name] for row in rows}) == 1}
+    return ", ".join(f"{heading(name)} {value}" for name, (value,) in common.items() if value)
+
+
+def measurement_table(name: str, rows: list[Row]) -> Table:
+    """Every row, with the cost of full attention as a multiple of its time and memory."""
+    full = {(row["variant"], *point_of(row)): row for row in rows if row["implementation"] == FULL_ATTENTION}
+    varying = [size for size in SIZES if len({row[size] for row in rows}) > 1]
+    note = f"Ratios: {FULL_ATTENTION} divided by this row, at the same subject, step, length, batch and sizes."
+    # the variant may be a projection, which full attention does not have
+    baselines = (full.get((row["variant"], *point_of(row))) or full.get(("", *point_of(row))) for row in rows)
+    cells = (measurement(row, baseline, varying) for row, baseline in zip(rows, baselines, strict=True))
+    return make_table(name, cells, note)
+
+
+def point_of(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in POINT)
+
+
+def measurement(row: Row, full: Row | None, varying: list[str]) -> dict[str, Cell]:
+    return {
+        "implementation": make_cell(row["implementation"]),
+        "subject": make_cell(row["subject"]),
+        "step": make_cell(row["step"]),
+        "N": parse_cell(row["length"]),
+        "K": parse_cell(row["projected_length"]),
+        "block": parse_cell(row["block_length"]),
+        "variant": make_cell(row["variant"]),
+        "batch": parse_cell(row["batch"]),
+        **{heading(size): parse_cell(row[size]) for size in varying},
+        "status": Cell(row["status"] or "–", missing=not row["status"], bad=row["status"] != OK),
+        "time": make_cell(measured(row, "seconds_median"), format_duration),
+        "time ratio": make_cell(ratio(full, row, "seconds_median"), format_ratio),
+        "fastest": make_cell(measured(row, "seconds_fastest"), format_duration),
+        "slowest": make_cell(measured(row, "seconds_slowest"), format_duration),
+        "rounds": parse_cell(row["rounds"]),
+        "peak memory": peak_memory(row),
+        "memory ratio": make_cell(ratio(full, row, "peak_mib"), format_ratio),
+        "note": make_cell(row["note"]),
+    }
+
+
+def peak_memory(row: Row) -> Cell:
+    """The peak, or why there is none."""
+    peak = measured(row, "peak_mib")
+    if peak is None and row["memory_status"] not in ("", OK):
+        return Cell(row["memory_status"], missing=True, bad=True)
+    return make_cell(peak, format_size)
+
+
+def measured(row: Row, column: str) -> float | None:
+    return read_number(row, column) if row[column] else None
+
+
+def ratio(full: Row | None, row: Row, column: str) -> float | None:
+    """The cost of full attention divided by this one; None if one of them was not measured."""
+    own, of_full = measured(row, column), measured(full, column) if full else None
+    return of_full / own if own and of_full is not None else None
+
+
+def machine_table(name: str, rows: list[Row]) -> Table:
+    """Each combination of machine, versions and date, with the implementations measured there."""
+    from ..bench.result_table import FACTS
+
+    facts = [fact for fact in FACTS if fact not in SIZES or fact == "device"]
+    combinations: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        combinations.setdefault(tuple(row.get(fact, "") for fact in facts), []).append(row["implementation"])
+    shown = (
+        {
+            "implementations": Cell(", ".join(dict.fromkeys(implementations))),
+            "points": make_cell(len(implementations)),
+            **{heading(fact): parse_cell(value) for fact, value in zip(facts, values, strict=True)},
+        }
+        for values, implementations in combinations.items()
+    )
+    return make_table(name, shown)

@@ -1,0 +1,170 @@
+"""Runs as series of points: the final metric of each run, and the runs that differ in their seeds only."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..models.options_linformer import SHARINGS
+from ..plots import curves, quality
+from ..plots.quality import Seeds
+from ..plots.style import plain_label
+from ..training.run import RunFolder
+from .inputs import Run
+from .run_settings import run_settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# the metric of each task; BLEU is measured only at the end of a run, so curves show the perplexity
+METRICS = {
+    "classification": "accuracy",
+    "masked-lm": "perplexity",
+    "causal-lm": "perplexity",
+    "translation": "bleu",
+    "denoising": "perplexity",
+}
+LABELS = {"accuracy": "accuracy", "perplexity": "perplexity (lower is better)", "bleu": "BLEU"}
+WITHOUT_MATRICES = ("mean", "max", "none")  # projections for which `sharing` has no effect
+DECODER_FIELDS = ("decoder_attention", "block_length", "slots", "num_decoder_layers")
+PER_LAYER = "K_per_layer"
+
+
+# figures
+
+
+def draw_learning(runs: Sequence[Run]) -> "Figure":
+    """The loss and the metric of the task over steps."""
+    metric = "accuracy" if common_task(runs) == "classification" else "perplexity"
+    if without := [run.name for run in runs if not run.metrics]:
+        raise UserError(
+            f"{without[0]} has no metrics yet: metrics.jsonl is missing or empty; `linformer train` resumes it"
+        )
+    return curves.draw_learning({run.name: run.metrics for run in runs}, f"validation_{metric}")
+
+
+def draw_quality(runs: Sequence[Run]) -> "Figure":
+    """The final metric over K, one line per projection; full attention as a horizontal line."""
+    label, values = final_metrics(runs)
+    series = group_runs(runs, values, "K")
+    if all(None in points for points in series.values()):
+        raise UserError("none of the runs has a projected length K; add runs with a projection")
+    xlabel = "slots per block" if common_task(runs) == "causal-lm" else "projected length K"
+    return quality.draw_quality(series, label, xlabel)
+
+
+def draw_sharing(runs: Sequence[Run]) -> "Figure":
+    """The final metric by sharing; runs without matrices to share as horizontal lines."""
+    label, values = final_metrics(runs)
+    series = group_runs(runs, values, "sharing")
+    modes = [mode for mode in SHARINGS if any(mode in points for points in series.values())]
+    if not modes:
+        raise UserError(
+            "none of the runs has matrices to share; give runs with projection linear, dynamic, conv or random"
+        )
+    return quality.draw_sharing(series, label, modes)
+
+
+# the metric of each run
+
+
+def common_task(runs: Sequence[Run]) -> str:
+    """The task of all runs; raises if they differ."""
+    names = {run.config.task: run.name for run in reversed(runs)}
+    if len(names) > 1:
+        found = ", ".join(f"{name} is {task}" for task, name in names.items())
+        raise UserError(f"runs of different tasks cannot be compared: {found}; give runs of one task")
+    return next(iter(names))
+
+
+def final_metrics(runs: Sequence[Run]) -> tuple[str, list[float]]:
+    """A label and a value per run: on the test split if all runs were evaluated there, else on the validation split."""
+    metric = METRICS[common_task(runs)]
+    on_test = [run.evaluation.get(metric) if run.evaluation.get("split") == "test" else None for run in runs]
+    beams = {run.evaluation.get("beams") for run in runs}  # beam searches of different width are not comparable
+    if len(beams) == 1 and (values := complete_numbers(on_test)):
+        return f"test {LABELS[metric]}", values
+    on_validation = [run.result.get(f"validation_{metric}") for run in runs]
+    if values := complete_numbers(on_validation):
+        return f"validation {LABELS[metric]}", values
+    run = next(run for run, value in zip(runs, on_validation, strict=True) if value is None)
+    if not run.is_finished:
+        raise UserError(
+            f"the run {run.name} is not finished; resume it: `linformer train {run.folder / 'config.yaml'}`"
+        )
+    commands = [f"`linformer evaluate {run.folder}`" for run, value in zip(runs, on_test, strict=True) if value is None]
+    remedy = "; ".join(f"run {each}" for each in commands) or "run `linformer evaluate` with the same --beams"
+    raise UserError(f"the run {run.name} has no validation {metric}, and not all runs have a test {metric}; {remedy}")
+
+
+def complete_numbers(values: Sequence[Any]) -> list[float] | None:
+    """The values, if none is missing."""
+    return [float(value) for value in values] if all(isinstance(value, int | float) for value in values) else None
+
+
+# grouping
+
+
+def group_runs(runs: Sequence[Run], values: Sequence[float], axis: str) -> dict[str, dict[Any, Seeds]]:
+    """For each series its name, and for each value of the setting `axis` the metrics of its seeds.
+
+    Only runs that are equal except for the seed are averaged. All other differences are part of the name.
+    """
+    found: dict[tuple, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run, value in zip(runs, values, strict=True):
+        settings = comparable_settings(run)
+        place = settings.pop(axis)
+        found[tuple((key, repr(each)) for key, each in settings.items())][place].append(value)
+    all_settings = [dict(key) for key in found]
+    # a setting that has no effect on some runs does not distinguish the others; a list of K differs from a single K
+    ignored = {key: {"None"} if key != PER_LAYER else set() for key in all_settings[0]}
+    keys = [key for key in all_settings[0] if len({settings[key] for settings in all_settings} - ignored[key]) > 1]
+    series: dict[str, dict[Any, Seeds]] = {}
+    for settings, points in zip(all_settings, found.values(), strict=True):
+        name = series_name(settings, keys)
+        if name in series:  # the difference is not part of the name, such as the beginning of a path
+            name += f" ({len(series) + 1})"
+        series[name] = {place: Seeds(each) for place, each in points.items()}
+    return series
+
+
+def series_name(settings: dict[str, str], varying: Sequence[str]) -> str:
+    """The projection, and what else differs between the series: `linear, learning_rate=0.001`."""
+    projection = settings["projection"].strip("'")
+    parts = ["full attention" if projection == "none" else projection]
+    for key in varying:
+        if key != "projection" and settings[key] != "None":
+            value = settings[key].strip("'")
+            parts.append(f"{key.split('.')[-1]}={Path(value).name if '/' in value else value}")
+    return plain_label(", ".join(parts))
+
+
+def comparable_settings(run: Run) -> dict[str, Any]:
+    """All settings that affect the quality, except the seed; those without effect are None.
+
+    `K`, `projection` and `sharing` are always present.
+    """
+    if not (saved := RunFolder(run.folder).model / "config.json").is_file():
+        raise UserError(f"{saved} is missing, so the model of {run.name} is unknown; copy the whole run, or omit it")
+    settings = run_settings(run)
+    of_model = [key for key in settings if key.startswith("model.") and key not in ("model.from", "model.attention")]
+    fields = {key.removeprefix("model."): settings.pop(key) for key in of_model}
+    del settings["seed"], settings["model.attention"]  # the projection implies the attention
+    length = fields.pop("projected_length")
+    K = statistics.fmean(length) if isinstance(length, list) else length
+    if run.config.task == "causal-lm":  # projects blocks instead of the whole input
+        length = K = fields.pop("slots")
+        if fields.pop("decoder_attention") == "full":
+            fields["projection"] = "none"
+    elif run.config.task in ("classification", "masked-lm"):
+        fields = {name: value for name, value in fields.items() if name not in DECODER_FIELDS}
+    if fields["projection"] == "none":
+        length = K = None
+        fields |= {name: None for name in ("rescale", "slots", "block_length", "decoder_attention") if name in fields}
+    if fields["projection"] in WITHOUT_MATRICES:
+        fields["sharing"] = None
+    # different lists may have the same mean
+    fields[PER_LAYER] = length if isinstance(length, list) and len(set(length)) > 1 else None
+    return {"projection": fields.pop("projection"), "sharing": fields.pop("sharing"), "K": K, **settings, **fields}
