@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import ANY_LENGTH, COMBINATIONS, randomise, reference_layer, reference_output
+from oracle import ANY_LENGTH, COMBINATIONS, randomize, reference_layer, reference_output
 from torch.nn.utils import prune
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,7 +37,7 @@ def build(projection, sharing, **options):
             sharing=sharing,
             rescale=options.get("rescale", False),
         )
-    randomise(layer, *([] if shared is None else [shared]))
+    randomize(layer, *([] if shared is None else [shared]))
     return layer, shared
 
 
@@ -259,7 +259,7 @@ def test_costs_are_those_of_the_table_in_the_documents():
     cross=st.integers(0, 20),
 )
 def test_identity_projection_is_softmax_attention(batch, length, heads, head_dim, cross):
-    layer = randomise(
+    layer = randomize(
         LinformerAttention(8, heads, head_dim=head_dim, max_length=cross or length, projected_length=cross or length)
     )
     with torch.no_grad():

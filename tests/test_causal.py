@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import COMBINATIONS, numpy, randomise, reference_layer
+from oracle import COMBINATIONS, numpy, randomize, reference_layer
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,7 +33,7 @@ def build(projection="linear", sharing="headwise", block_length=4, slots=2, **op
         shared = make_projection(
             projection, embed_dim=8, max_length=block_length, projected_length=slots, sharing=sharing
         )
-    randomise(layer, *([] if shared is None else [shared]))
+    randomize(layer, *([] if shared is None else [shared]))
     return layer, shared
 
 
@@ -166,7 +166,7 @@ def test_an_old_cache_stays_valid_and_can_be_reordered():
 
 @given(st.integers(1, 7), st.integers(1, 20))
 def test_without_projection_it_is_causal_softmax_attention(block_length, length):
-    layer = randomise(CausalLinformerAttention(8, 2, block_length=block_length, slots=1, projection="none"))
+    layer = randomize(CausalLinformerAttention(8, 2, block_length=block_length, slots=1, projection="none"))
     x = torch.randn(2, length, 8)
     query, key, value = (
         linear(x).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)

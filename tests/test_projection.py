@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import COMBINATIONS, PROJECTIONS, WITHOUT_MATRICES, randomise
+from oracle import COMBINATIONS, PROJECTIONS, WITHOUT_MATRICES, randomize
 from torch.testing import assert_close
 
 from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder, make_projection
@@ -42,7 +42,7 @@ def test_parameters_of_a_layer_equal_the_formula(sharing, expected):
 def test_saving_and_loading_the_state_is_exact(projection, sharing):
     sizes = {"embed_dim": 8, "num_heads": 2, "depth": 2, "max_length": 12, "projected_length": 3}
     first, second = (LinformerEncoder(**sizes, projection=projection, sharing=sharing) for _ in range(2))
-    randomise(first)
+    randomize(first)
     names = list(first.state_dict())
     assert len(names) == len({tensor.data_ptr() for tensor in first.state_dict().values()}), (
         "a tensor is registered twice"

@@ -83,7 +83,7 @@ def append_rows(old: Iterable[Tensor], new: Iterable[Tensor], old_count: Count, 
 
 
 def cut(rows_BPF: Tensor, pieces: list[tuple[int, int]]) -> Sequence[Tensor]:
-    """The rows of each (first, after), by `split` if possible: the gradient of a slice is as long as the whole input."""
+    """The rows of each (first, after), by `split` if possible: the gradient of a slice has the size of the input."""
     if all(after == first for (_, after), (first, _) in pairwise([(0, 0), *pieces, (rows_BPF.shape[1], 0)])):
         return rows_BPF.split([after - first for first, after in pieces], dim=1)
     return [rows_BPF[:, first:after] for first, after in pieces]

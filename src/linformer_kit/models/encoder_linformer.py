@@ -33,7 +33,7 @@ def feed_forward(x_BNC: Tensor, inner: nn.Linear, activation: Callable[[Tensor],
 
 
 class FeedForward(nn.Module):
-    """`activation(X W_1 + b_1) W_2 + b_2`; "gated" multiplies the GELU of half of the inner features by the other half."""
+    """`activation(X W_1 + b_1) W_2 + b_2`; "gated" multiplies the GELU of half the inner features by the other half."""
 
     def __init__(self, embed_dim: int, inner_dim: int, kind: str, dropout: float):
         super().__init__()

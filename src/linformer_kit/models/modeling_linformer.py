@@ -45,7 +45,6 @@ from .validation_linformer import (
     padding_mask,
 )
 
-
 Attended = tuple[Tensor, Tensor | None]  # the output of a sublayer, and its attention weights on request
 
 

@@ -109,7 +109,7 @@ class MultiHeadLayer(nn.Module):
             "sharing": sharing,
             "rescale": rescale,
         }
-        # a shared projection belongs to the model, which passes it to its layers; registered in each, it could not be saved
+        # the model owns a shared projection and passes it to the layers; registered in each, it could not be saved
         self.shared_projection_options = options if sharing == "layerwise" else None
         self.projection = None if sharing == "layerwise" else make_projection(num_kv_heads=self.num_kv_heads, **options)
         self.reset_parameters()
