@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import LinformerAttention, make_projection, reference
 from linformer_kit.models import attention_linformer
+from linformer_kit.models.plain_linformer import plain_attention
 
 pytestmark = pytest.mark.usefixtures("float64")
 SIZES = {"embed_dim": 12, "num_heads": 4, "max_length": 13, "projected_length": 3, "head_dim": 5, "num_kv_heads": 2}
@@ -53,6 +54,19 @@ def orders(keys, queries):
         patch.object(LinformerAttention, "_query_order", lambda *_: queries),
     ):
         yield
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 13])
+@pytest.mark.parametrize("crossed", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_the_layer_equals_the_plain_form(projection, sharing, crossed, length):
+    layer, shared = build(projection, sharing)
+    x, context = torch.randn(2, 5 if crossed else length, 12), torch.randn(2, length, 12) if crossed else None
+    expected = plain_attention(layer, x, context, shared)
+    for queries in ("per head", "folded"):
+        with orders("sequence first", queries):
+            for fused in (True, False):
+                assert_close(layer(x, context, projection=shared, fused=fused), expected)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from linformer_kit import CausalLinformerAttention, make_projection, reference
 from linformer_kit.models import causal_linformer
+from linformer_kit.models.plain_linformer import plain_causal_attention
 
 pytestmark = pytest.mark.usefixtures("float64", "small_chunks")
 combinations = st.sampled_from(COMBINATIONS)
@@ -46,6 +47,16 @@ def test_the_layer_equals_the_reference(projection, sharing, length):
         reference.causal_linformer_attention(numpy(example), reference_layer(layer, shared), 4) for example in x
     ]
     assert_close(layer(x, projection=shared), torch.stack([torch.from_numpy(output) for output in expected]))
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 11, 25])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_the_layer_equals_the_plain_form(projection, sharing, length):
+    layer, shared = build(projection, sharing)
+    x = torch.randn(2, length, 8)
+    expected = plain_causal_attention(layer, x, shared)
+    for fused in (True, False):
+        assert_close(layer(x, projection=shared, fused=fused), expected)
 
 
 @pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
