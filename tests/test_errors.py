@@ -256,7 +256,7 @@ def test_inputs_longer_than_max_length(projection):
 
 
 @pytest.mark.parametrize("build", [attention, causal])
-def test_the_shared_projection_is_handed_in_where_it_is_shared_and_only_there(build):
+def test_the_shared_projection_is_passed_if_and_only_if_it_is_shared(build):
     shared = make_projection("linear", embed_dim=8, max_length=6, projected_length=3, sharing="layerwise")
     with raises("sharing='layerwise' needs the shared projection", "None", "make_projection"):
         build(sharing="layerwise")(X)

@@ -112,8 +112,9 @@ def test_a_source_is_projected_once_to_the_same_number_of_rows_whatever_its_leng
     project = LinformerAttention.project
     with patch.object(LinformerAttention, "project", autospec=True, side_effect=project) as spy:
         output = generate(model, ids(2, length), do_sample=False, return_dict_in_generate=True)
-    of_source = [call for call in spy.call_args_list if "Cross" in type(call.args[0]).__name__]
-    assert len(of_source) == 2  # layers
+    cross_attentions = [layer.cross_attention for layer in model.decoder.layers]
+    projected = [call.args[0] for call in spy.call_args_list]
+    assert [projected.count(attention) for attention in cross_attentions] == [1, 1]
     for layer in output.past_key_values.layers:
         assert layer.source.keys_BGKD.shape == (2, 2, 5, 8)
 

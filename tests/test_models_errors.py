@@ -156,7 +156,10 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
             "projected_length has 1 numbers but num_hidden_layers is 2; give one number, or one per layer",
         ),
         ({"projected_length": 0}, "projected_length is 0; it must be an integer of at least 1"),
-        ({"projected_length": [4, 5], "sharing": "layerwise"}, "sharing='layerwise', which has one matrix for all layers; give one number"),
+        (
+            {"projected_length": [4, 5], "sharing": "layerwise"},
+            "sharing='layerwise', which has one matrix for all layers; give one number",
+        ),
         ({"slots": 5}, "slots=5 is more than block_length=4"),
         ({"num_attention_heads": 3}, "hidden_size=16 is not divisible by num_attention_heads=3"),
         (
@@ -215,14 +218,14 @@ def test_wrong_types_are_refused_by_their_field():
     ("name", "nearest"),
     [("projected_lenght", "projected_length"), ("num_layers", "num_hidden_layers"), ("shareing", "sharing")],
 )
-def test_a_misspelt_field_is_refused_with_the_nearest_name(name, nearest, tmp_path):
+def test_a_misspelled_field_is_refused_with_the_nearest_name(name, nearest, tmp_path):
     with pytest.raises(TypeError, match=f"LinformerConfig has no field '{name}'; did you mean '{nearest}'"):
         LinformerConfig(**{name: 64})
     with pytest.raises(TypeError, match=r"has no field 'zzz'; it has .*projected_length"):
         LinformerConfig(zzz=1)
 
 
-def test_a_misspelt_field_is_refused_when_loading_too(tmp_path):
+def test_a_misspelled_field_is_refused_when_loading_too(tmp_path):
     build(LinformerModel).save_pretrained(tmp_path)
     for load in (AutoConfig.from_pretrained, AutoModel.from_pretrained, LinformerModel.from_pretrained):
         with pytest.raises(TypeError, match="did you mean 'projected_length'"):

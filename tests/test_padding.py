@@ -56,7 +56,7 @@ def causal_layer(projection, sharing, slots):
     st.booleans(),
     st.sampled_from([1e6, torch.inf, torch.nan]),
 )
-def test_what_stands_behind_the_mask_never_matters(mask, combination, projected_length, rescale, garbage):
+def test_values_at_padding_never_change_the_output(mask, combination, projected_length, rescale, garbage):
     mask = torch.tensor(mask)
     x = torch.randn(*mask.shape, 8)
     spoiled = x.masked_fill(~mask[..., None], garbage)

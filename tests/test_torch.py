@@ -206,7 +206,7 @@ def test_a_layer_made_on_meta_is_filled_by_reset_or_load():
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
-def test_nothing_is_left_uninitialised(projection):
+def test_nothing_is_left_uninitialized(projection):
     torch.use_deterministic_algorithms(True)  # fills fresh memory with nan
     try:
         for layer in fresh(projection, sharing="layerwise"):

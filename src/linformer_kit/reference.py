@@ -1,7 +1,7 @@
 """The paper's equation in NumPy float64, with loops: the oracle of the tests.
 
-It is slow and plain on purpose. An example is the array of its real tokens; there is no padding. Keys are computed in the
-order of docs/mathematics.md, `Eᵀ X · W_K + b_K`, one row, one head and one query at a time.
+It is slow and plain on purpose. An example is the array of its real tokens; there is no padding. Keys are computed in
+the order of docs/mathematics.md, `Eᵀ X · W_K + b_K`, one row, one head and one query at a time.
 
     >>> import numpy as np
     >>> tokens = np.arange(12.0).reshape(6, 2)
@@ -87,8 +87,8 @@ def max_rows(tokens: Array, projected_length: int) -> Array:
     return np.array([window.max(axis=0) for window in windows(tokens, projected_length)])
 
 
-# The rows of each kind of projection, by name: (tokens, weight, matrix, projected_length, rescale) → (K, C). The weight has the
-# layout of PyTorch and holds M matrices, of which `matrix` is one.
+# The rows of each kind of projection, (K, C), from tokens and the options weight, matrix, projected_length and rescale.
+# The weight has the layout of PyTorch and holds M matrices, of which `matrix` is one.
 ROWS: dict[str, Callable[..., Array]] = {
     "linear": lambda tokens, *, weight, matrix, rescale, **_: matrix_rows(tokens, weight[:, matrix], rescale),
     "random": lambda tokens, *, weight, matrix, rescale, **_: matrix_rows(tokens, weight[:, matrix], rescale),

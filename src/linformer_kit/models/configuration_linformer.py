@@ -131,7 +131,7 @@ class LinformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """As in the base class, but keeps unknown keys, of other versions of transformers, unless they look misspelled."""
+        """As in the base class, but keeps unknown keys of other versions, unless they look misspelled."""
         names = [field.name for field in fields(cls)]
         for name in kwargs:  # other names may be options of `from_pretrained`
             if name not in names and (hint := nearest_of(name, names, MISSPELLED)):
