@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.nn import functional
 from torch.testing import assert_close
 from transformers import (
     AutoConfig,
@@ -98,7 +99,7 @@ def test_a_padded_batch_gives_each_text_what_it_gets_alone(model_class, variant)
 
 @every_model
 @every_variant
-def test_eager_and_fused_attention_agree(model_class, variant):
+def test_eager_and_fused_attention_agree(model_class, variant, monkeypatch):
     model, input_ids = build(model_class, **VARIANTS[variant]), ids()
     mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])
     labels = labels_for(model, input_ids)
@@ -114,11 +115,25 @@ def test_eager_and_fused_attention_agree(model_class, variant):
         None, config=model.config, state_dict=model.state_dict(), attn_implementation="eager"
     )
     model.set_attn_implementation("eager")
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", None)  # calling it would raise
     for eager in (model, loaded.eval()):
-        attentions = [module for module in eager.modules() if hasattr(module, "fused")]
-        assert attentions
-        assert not any(attention.fused for attention in attentions)
         assert_close(answer_and_gradients(eager), fused, rtol=1e-4, atol=1e-5)
+
+
+def test_the_attention_implementation_is_switched_at_run_time(monkeypatch):
+    calls, kernel = [], functional.scaled_dot_product_attention
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return kernel(*args, **kwargs)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
+    for model in (build(LinformerModel, projection="none"), build(LinformerForConditionalGeneration)):
+        for implementation, is_fused in (("sdpa", True), ("eager", False), ("sdpa", True)):
+            model.set_attn_implementation(implementation)
+            calls.clear()
+            run(model, ids())
+            assert bool(calls) is is_fused
 
 
 @every_model
@@ -140,14 +155,14 @@ def test_saved_and_loaded_through_the_auto_class_it_is_the_same(model_class, var
 
 @every_model
 @every_variant
-def test_nothing_is_left_uninitialised(model_class, variant, tmp_path):
+def test_nothing_is_left_uninitialized(model_class, variant, tmp_path):
     """Deterministic algorithms fill fresh memory with NaN; loading starts on the meta device."""
     torch.use_deterministic_algorithms(True)
     try:
         fresh = model_class(config(**VARIANTS[variant]))
         fresh.save_pretrained(tmp_path / "whole")
         loaded = model_class.from_pretrained(tmp_path / "whole")
-        # what the file does not have is initialised, not left as it was found in memory
+        # weights that are not in the file are initialized, not left as uninitialized memory
         base = fresh if isinstance(fresh, LinformerModel | LinformerForConditionalGeneration) else fresh.model
         base.save_pretrained(tmp_path / "base")
         warm = model_class.from_pretrained(tmp_path / "base")
@@ -160,7 +175,7 @@ def test_nothing_is_left_uninitialised(model_class, variant, tmp_path):
 
 @pytest.mark.parametrize("variant", ["default", "layerwise", "dynamic", "conv", "random"])
 def test_a_projection_that_a_checkpoint_lacks_starts_as_a_fresh_one(variant):
-    """Loading starts on the meta device: what is not in the file is memory as it was found, unless it is initialised."""
+    """Loading starts on the meta device: weights that are not in the file must be initialized explicitly."""
     torch.use_deterministic_algorithms(True)
     try:
         fresh = LinformerModel(config(**VARIANTS[variant]))
@@ -441,7 +456,7 @@ def test_a_fresh_model_starts_sane(model_class, depth, norm_first):
     assert norms.max() / norms.min() < 100
 
 
-def test_initialisation_is_that_of_bert_and_of_segment_means():
+def test_initialization_is_that_of_bert_and_of_segment_means():
     model = LinformerForMaskedLM(
         config(hidden_size=128, num_attention_heads=4, intermediate_size=512, initializer_range=0.05)
     )
@@ -566,7 +581,8 @@ def test_auto_classes_know_the_models_whichever_is_imported_first(first):
     lines = [
         first,
         "from transformers import AutoConfig, AutoModel",
-        "config = AutoConfig.for_model('linformer', hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)",
+        "sizes = {'hidden_size': 8, 'num_attention_heads': 2, 'num_hidden_layers': 1, 'vocab_size': 9}",
+        "config = AutoConfig.for_model('linformer', **sizes)",
         "print(type(AutoModel.from_config(config)).__name__)",
     ]
     ran = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
@@ -650,8 +666,8 @@ def test_the_loss_of_several_batches_is_that_of_one(problem):
     assert_close(loss, model(input_ids, labels=labels).loss)
 
 
-def test_neighbours_are_mixed_as_the_sum_says():
-    """Against the sum written out in float64; an encoder hears of both sides, a decoder of none."""
+def test_the_local_convolution_equals_the_sum_over_neighbors():
+    """Against the sum written out in float64; an encoder has it on both sides, a decoder has none."""
     model = build(LinformerModel, local_width=5).double()
     layer, x_BNC = model.layers[1], torch.randn(2, LENGTH, 16, dtype=torch.double)
     local, heard_BNC = layer.local, layer.attention_residual.norm(x_BNC)
@@ -709,7 +725,7 @@ def test_a_translator_obeys_its_own_configuration():
 
 
 class Packed(torch.nn.Linear):
-    """Weights stored as bytes, as quantised ones are."""
+    """Weights stored as bytes, as quantized ones are."""
 
     def __init__(self, linear):
         super().__init__(linear.in_features, linear.out_features)

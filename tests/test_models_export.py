@@ -60,7 +60,7 @@ def names(values):
 
 
 def answers_and_gradients(function, model, inputs):
-    """All outputs, and the gradients of the loss; the bare model, which has none, gets the mean square of its output."""
+    """All outputs, and the gradients of the loss, which for the bare model is the mean square of its output."""
     output = function(**inputs)
     loss = output.loss if "loss" in output else output.last_hidden_state.square().mean()
     return [*output.to_tuple(), *torch.autograd.grad(loss, list(model.parameters()))]

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from oracle import COMBINATIONS, PROJECTIONS, randomise
+from oracle import COMBINATIONS, PROJECTIONS, randomize
 from torch.testing import assert_close
 
 from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder, make_projection
@@ -25,7 +25,7 @@ def fresh(projection="linear", sharing="headwise"):
 
 def build(projection="linear", sharing="headwise"):
     """One of each layer, with random parameters."""
-    return [randomise(layer) for layer in fresh(projection, sharing)]
+    return [randomize(layer) for layer in fresh(projection, sharing)]
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_a_layer_made_on_meta_is_filled_by_reset_or_load():
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
-def test_nothing_is_left_uninitialised(projection):
+def test_nothing_is_left_uninitialized(projection):
     torch.use_deterministic_algorithms(True)  # fills fresh memory with nan
     try:
         for layer in fresh(projection, sharing="layerwise"):
