@@ -1,4 +1,7 @@
-"""What the tests on each backend share: layers read into the float64 reference, and what any layer of Keras must do."""
+"""Shared by the tests on each backend: the float64 reference of a layer, and the battery for every Keras layer.
+
+JAX compiles each operation for each shape, so tests that run eagerly use the same shapes wherever they can.
+"""
 
 from functools import partial
 
@@ -7,17 +10,29 @@ import numpy as np
 
 from linformer_kit import reference
 from linformer_kit.keras import LinearMultiHeadAttention
-from linformer_kit.keras import projection as projections
+from linformer_kit.keras.projection import Projection
 
-PROJECTIONS = ("linear", "dynamic", "conv", "mean", "max", "random")
-# every pair that means something for a layer of its own
+IS_TORCH = keras.backend.backend() == "torch"
+PROJECTIONS = tuple(Projection.kinds)
+# every valid pair for a layer with its own projection
 COMBINATIONS = [
     (projection, sharing)
-    for projection in PROJECTIONS
+    for projection, cls in Projection.kinds.items()
     for sharing in ("none", "headwise", "kv")
-    if not (sharing == "none" and projection in ("mean", "max"))
+    if cls.has_matrices or sharing != "none"
 ]
 RNG = np.random.default_rng(0)
+
+
+def cases(*everywhere, torch=()):
+    """Parameters of a test. PyTorch, which compiles nothing, also runs those that repeat a fact about our own code."""
+    return [*everywhere, *(torch if IS_TORCH else ())]
+
+
+def some_sharings():
+    """All combinations on PyTorch; elsewhere every projection, with one sharing each in turn."""
+    by_projection = [[pair for pair in COMBINATIONS if pair[0] == projection] for projection in PROJECTIONS]
+    return COMBINATIONS if IS_TORCH else [pairs[number % len(pairs)] for number, pairs in enumerate(by_projection)]
 
 
 def numpy(tensor):
@@ -28,8 +43,8 @@ def normal(*shape):
     return RNG.normal(size=shape).astype("float32")
 
 
-def randomise(layer):
-    """Fill every weight, biases and norms too, so that none is zero or one by accident."""
+def randomize(layer):
+    """Fill every weight, including biases and norms, so that none is zero or one by accident."""
     for weight in layer.weights:
         if "seed_generator" not in weight.path:
             weight.assign(normal(*weight.shape) * (weight.shape[-1] ** -0.5 if len(weight.shape) > 1 else 1.0))
@@ -37,30 +52,24 @@ def randomise(layer):
 
 
 def affine(dense, inputs):
-    """`kernel` with this many input features, as (out, in), and the bias."""
+    """The kernel for this many input features as (out, in), and the bias."""
     kernel = numpy(dense.kernel).astype("float64").reshape(inputs, -1).T
     return reference.Affine(kernel, None if dense.bias is None else numpy(dense.bias).astype("float64").reshape(-1))
 
 
 def rows_function(projection, matrix):
-    """The reference of one matrix (E or F, of one head or all)."""
-    weight = numpy(projection.weight).astype("float64") if projection.weights else None
-    match projection:
-        case projections.LinearProjection():
-            return partial(reference.matrix_rows, E=weight[:, matrix], rescale=projection.rescale)
-        case projections.DynamicProjection():
-            return partial(reference.dynamic_rows, weight=weight[:, matrix])
-        case projections.ConvProjection():
-            return partial(reference.conv_rows, taps=weight[matrix], rescale=projection.rescale)
-        case projections.MeanProjection():
-            return partial(reference.mean_rows, projected_length=projection.projected_length)
-        case projections.MaxProjection():
-            return partial(reference.max_rows, projected_length=projection.projected_length)
-    raise TypeError(projection)
+    """The reference of one matrix (E or F, of one head or all heads)."""
+    return partial(
+        reference.ROWS[projection.kind],
+        weight=numpy(projection.weight).astype("float64") if projection.weights else None,
+        matrix=matrix,
+        projected_length=projection.options["projected_length"],
+        rescale=projection.options["rescale"],
+    )
 
 
 def reference_layer(layer, shared=None):
-    """A layer, weight for weight, as the reference sees it."""
+    """A layer, weight for weight, converted for the reference."""
     heads, sharing, projection = layer.num_heads, layer.sharing, layer.projection or shared
     numbers = {"none": list(range(2 * heads)), "headwise": [0] * heads + [1] * heads}.get(sharing, [0] * 2 * heads)
     if projection.matrices == 1:
@@ -78,25 +87,27 @@ def reference_layer(layer, shared=None):
 
 
 def reference_output(layer, x, mask=None, shared=None):
-    """The reference's outputs for a padded batch: each example alone, reduced to its real tokens."""
+    """The outputs of the reference for a padded batch: one example at a time, reduced to its real tokens."""
     x = x.astype("float64")
     tokens = [example if mask is None else example[mask[number]] for number, example in enumerate(x)]
-    of_layer = reference_layer(layer, shared)
-    return np.stack([reference.linformer_attention(x[number], tokens[number], of_layer)[0] for number in range(len(x))])
+    converted = reference_layer(layer, shared)
+    return np.stack(
+        [reference.linformer_attention(x[number], tokens[number], converted)[0] for number in range(len(x))]
+    )
 
 
-def assert_close(one, other, tolerance=2e-5):
-    one, other = numpy(one).astype("float64"), numpy(other).astype("float64")
-    assert one.shape == other.shape
-    np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1.0, np.abs(other).max()))
+def assert_close(actual, expected, tolerance=2e-5):
+    actual, expected = numpy(actual).astype("float64"), numpy(expected).astype("float64")
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * max(1.0, np.abs(expected).max()))
 
 
-def assert_all_is_learnt(model, x, y):
-    """An epoch changes every weight that can be learnt."""
+def assert_every_weight_learns(model, x, y):
+    """A training step changes every trainable weight."""
     before = [numpy(weight) for weight in model.trainable_weights]
     model.fit(x, y, verbose=0)
     for weight, old in zip(model.trainable_weights, before, strict=True):
-        # the softmax does not see what all keys have in common
+        # the softmax is invariant to a constant added to all keys
         if "key/bias" not in weight.path:
             assert np.abs(numpy(weight) - old).max() > 0, weight.path
 
@@ -107,38 +118,39 @@ def model_of(layer, shape, **call):
     return keras.Model(inputs, layer(inputs, inputs, **call))
 
 
-def run_layer_test(options, x, tmp_path):
-    """Build, symbolic and eager call, fit, serialisation, mixed precision: what any layer of Keras must do."""
+def run_layer_test(options, x, tmp_path, is_compiled=False):
+    """The battery for any Keras layer: build, symbolic and eager call, configuration, saving, half precision.
+
+    With `is_compiled` also `predict` and `fit`, each of which compiles a graph.
+    """
     layer = LinearMultiHeadAttention(**options)
-    model = model_of(layer, x.shape[1:])  # builds, and calls it with symbols
+    model = model_of(layer, x.shape[1:])  # builds the layer and calls it symbolically
     eager = layer(x, x)
     assert tuple(model.output_shape[1:]) == tuple(eager.shape[1:])
-    assert_close(model.predict(x, verbose=0), eager)
 
-    # its configuration makes the same layer again
-    twin = LinearMultiHeadAttention.from_config(layer.get_config())
-    assert twin.get_config() == layer.get_config()
-    twin.build(x.shape, x.shape)
-    assert [weight.shape for weight in twin.weights] == [weight.shape for weight in layer.weights]
-    twin.set_weights(layer.get_weights())
-    assert_close(twin(x, x), eager)
+    # the configuration creates the same layer again
+    copy = LinearMultiHeadAttention.from_config(layer.get_config())
+    assert copy.get_config() == layer.get_config()
+    copy.build(x.shape, x.shape)
+    assert [weight.shape for weight in copy.weights] == [weight.shape for weight in layer.weights]
+    copy.set_weights(layer.get_weights())
+    assert_close(copy(x, x), eager)
 
-    # it learns, in the graph; a step reaches every weight that can be learnt
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    assert_all_is_learnt(model, x, normal(*eager.shape))
+    if is_compiled:
+        assert_close(model.predict(x, verbose=0), eager)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        assert_every_weight_learns(model, x, normal(*eager.shape))
 
-    # it is saved and loaded
     model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert_close(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    assert_close(keras.models.load_model(tmp_path / "model.keras")(x), model(x))
 
     # it computes in half precision, and keeps its weights in float32
-    for policy in ("mixed_bfloat16", "mixed_float16"):
+    for policy in ("mixed_bfloat16", "mixed_float16") if is_compiled else ("mixed_float16",):
         half = LinearMultiHeadAttention.from_config({**layer.get_config(), "dtype": policy})
+        half.build(x.shape, x.shape)
+        dtypes = {keras.backend.standardize_dtype(weight.dtype) for weight in half.weights}
+        assert dtypes <= {"float32", "int32", "uint32"}
+        half.set_weights(copy.get_weights())
         output = half(x, x)
         assert keras.backend.standardize_dtype(output.dtype) == policy.removeprefix("mixed_")
-        assert all(
-            keras.backend.standardize_dtype(weight.dtype) in ("float32", "int32", "uint32") for weight in half.weights
-        )
-        half.set_weights(twin.get_weights())
-        np.testing.assert_allclose(numpy(half(x, x)).astype("float32"), numpy(eager), atol=0.05)
+        np.testing.assert_allclose(numpy(output).astype("float32"), numpy(eager), atol=0.05)

@@ -1,7 +1,14 @@
 """Settings of the tests that run on each backend."""
 
+from types import SimpleNamespace
+
 import keras
 import pytest
+from keras.src.utils import rng_utils
+
+if keras.backend.backend() != "tensorflow":
+    # set_random_seed imports TensorFlow on every backend, which takes seconds
+    rng_utils.tf = SimpleNamespace(available=False)
 
 
 @pytest.fixture(autouse=True)

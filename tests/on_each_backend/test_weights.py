@@ -1,15 +1,17 @@
-"""Weights go to PyTorch and back; both sides say the same."""
+"""Conversion to PyTorch and back: equal outputs, no weight lost."""
 
+import inspect
 import warnings
 
 import keras
 import numpy as np
 import pytest
 import torch
-from battery import COMBINATIONS, assert_close, normal, numpy, randomise
+from battery import IS_TORCH, assert_close, cases, normal, numpy, randomize, some_sharings
 
 import linformer_kit
-from linformer_kit.keras import LinearMultiHeadAttention, from_torch, to_torch
+from linformer_kit.keras import LinearMultiHeadAttention, from_torch, projection, to_torch
+from linformer_kit.models import projection_linformer
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(1, 30, (3, 19))
@@ -23,7 +25,7 @@ MODELS = (
     "LinformerForCausalLM",
     "LinformerForConditionalGeneration",
 )
-# one difference from the next each, so that every option is met in some model
+# together these cover every option
 CONFIGS = [
     {"projection": "linear", "sharing": "headwise", "rescale": True, "local_width": 5},
     {"projection": "dynamic", "sharing": "layerwise", "position_embedding": "sinusoidal"},
@@ -37,7 +39,7 @@ CONFIGS = [
 ]
 
 
-def in_torch(name, **changes):
+def make_torch_model(name, **changes):
     torch.manual_seed(0)
     sizes = {
         "vocab_size": 30,
@@ -45,8 +47,6 @@ def in_torch(name, **changes):
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "intermediate_size": 24,
-    }
-    more = {
         "max_position_embeddings": 24,
         "projected_length": 5,
         "block_length": 4,
@@ -54,41 +54,48 @@ def in_torch(name, **changes):
         "num_labels": 3,
         "bos_token_id": 1,
     }
-    model = getattr(linformer_kit, name)(linformer_kit.LinformerConfig(**{**sizes, **more, **changes}))
+    model = getattr(linformer_kit, name)(linformer_kit.LinformerConfig(**{**sizes, **changes}))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0)
     return model.eval()
 
 
-def says(twin):
-    """What a PyTorch model gives for the inputs."""
-    given = {"input_ids": torch.from_numpy(IDS), "attention_mask": torch.from_numpy(MASK)}
-    if twin.config.is_encoder_decoder:
-        given["decoder_input_ids"] = torch.from_numpy(TARGET)
+def torch_output(torch_model):
+    """The output of a PyTorch model for the test inputs."""
+    inputs = {"input_ids": torch.from_numpy(IDS), "attention_mask": torch.from_numpy(MASK)}
+    if torch_model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.from_numpy(TARGET)
     with torch.no_grad():
-        output = twin(**given)
+        output = torch_model(**inputs)
     return (output.logits if "logits" in output else output.last_hidden_state).numpy()
 
 
-def compared(model, twin):
-    ours = numpy(model({"input_ids": IDS, "decoder_input_ids": TARGET} if twin.config.is_encoder_decoder else IDS))
-    theirs = says(twin)
-    if theirs.shape[:2] == MASK.shape:  # what stands at padding means nothing
+def assert_equal_outputs(model, torch_model):
+    ours = numpy(
+        model({"input_ids": IDS, "decoder_input_ids": TARGET} if torch_model.config.is_encoder_decoder else IDS)
+    )
+    theirs = torch_output(torch_model)
+    if theirs.shape[:2] == MASK.shape:  # outputs at padding are undefined
         ours, theirs = ours[MASK], theirs[MASK]
     assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
-def test_both_sides_say_the_same_and_nothing_is_lost_on_the_way(name, number):
-    twin = in_torch(name, **CONFIGS[number])
-    model = from_torch(twin)
-    compared(model, twin)
-    assert model.num_params() == sum(t.numel() for t in {t.data_ptr(): t for t in twin.state_dict().values()}.values())
+# every model with every configuration on PyTorch; elsewhere each configuration with one model in turn
+PAIRS = [(name, number) for number in range(len(CONFIGS)) for name in MODELS]
+
+
+@pytest.mark.parametrize(("name", "number"), PAIRS if IS_TORCH else PAIRS[:: len(MODELS) + 1])
+def test_outputs_are_equal_and_the_round_trip_is_exact(name, number):
+    torch_model = make_torch_model(name, **CONFIGS[number])
+    model = from_torch(torch_model)
+    assert_equal_outputs(model, torch_model)
+    assert model.num_params() == sum(
+        t.numel() for t in {t.data_ptr(): t for t in torch_model.state_dict().values()}.values()
+    )
     back = to_torch(model)
-    assert type(back) is type(twin)
-    for key, tensor in twin.state_dict().items():
+    assert type(back) is type(torch_model)
+    for key, tensor in torch_model.state_dict().items():
         assert torch.equal(back.state_dict()[key], tensor), key
     for key in (
         "projection",
@@ -100,93 +107,116 @@ def test_both_sides_say_the_same_and_nothing_is_lost_on_the_way(name, number):
         "tie_word_embeddings",
         "projected_length",
     ):
-        assert getattr(back.config, key) == getattr(twin.config, key), key
+        assert getattr(back.config, key) == getattr(torch_model.config, key), key
 
 
-@pytest.mark.parametrize(("projection", "sharing"), [*COMBINATIONS, ("none", "headwise")])
-def test_the_layer_says_what_its_twin_says(projection, sharing):
+@pytest.mark.parametrize(("projection", "sharing"), [*some_sharings(), ("none", "headwise")])
+def test_the_layers_have_equal_outputs(projection, sharing):
     torch.manual_seed(0)
     options = {"max_length": 24, "projected_length": 5, "projection": projection, "sharing": sharing}
-    twin = linformer_kit.LinformerAttention(
+    torch_model = linformer_kit.LinformerAttention(
         12, 3, **options, rescale=projection == "linear", bias=projection != "conv"
     ).eval()
-    layer = from_torch(twin)
-    randomise(layer)
-    twin.load_state_dict(to_torch(layer).state_dict())
+    layer = from_torch(torch_model)
+    randomize(layer)
+    torch_model.load_state_dict(to_torch(layer).state_dict())
     x = normal(3, 19, 12)
     with torch.no_grad():
-        expected = twin(torch.from_numpy(x), mask=torch.from_numpy(MASK)).numpy()
+        expected = torch_model(torch.from_numpy(x), mask=torch.from_numpy(MASK)).numpy()
     assert_close(numpy(layer(x, x, value_mask=MASK))[MASK], expected[MASK])
 
 
 @pytest.mark.parametrize(
-    "changes", [{"sharing": "none"}, {"sharing": "none", "projection": "conv"}, {"projection": "dynamic"}]
+    "changes",
+    cases({"sharing": "none", "projection": "conv"}, torch=[{"sharing": "none"}, {"projection": "dynamic"}]),
 )
-def test_key_value_heads_that_serve_several_are_repeated(changes):
-    twin = in_torch("LinformerForConditionalGeneration", **changes, num_key_value_heads=2)
-    compared(from_torch(twin), twin)
+def test_grouped_key_value_heads_are_repeated(changes):
+    torch_model = make_torch_model("LinformerForConditionalGeneration", **changes, num_key_value_heads=2)
+    assert_equal_outputs(from_torch(torch_model), torch_model)
 
 
-def test_they_generate_alike():
-    for name in ("LinformerForCausalLM", "LinformerForConditionalGeneration"):
-        twin = in_torch(name, eos_token_id=2)
-        prompt = np.where(IDS == 0, 5, IDS)[:, :9]
-        expected = twin.generate(torch.from_numpy(prompt), max_new_tokens=12, do_sample=False).numpy()
-        np.testing.assert_array_equal(from_torch(twin).generate(prompt, max_new_tokens=12), expected)
+@pytest.mark.parametrize("name", cases("LinformerForConditionalGeneration", torch=["LinformerForCausalLM"]))
+def test_both_generate_the_same_ids(name):
+    torch_model = make_torch_model(name, eos_token_id=2)
+    prompt = np.where(IDS == 0, 5, IDS)[:, :9]
+    expected = torch_model.generate(torch.from_numpy(prompt), max_new_tokens=12, do_sample=False).numpy()
+    np.testing.assert_array_equal(from_torch(torch_model).generate(prompt, max_new_tokens=12), expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_saved_models_and_runs_open(name, tmp_path):
-    twin = in_torch(name)
-    twin.save_pretrained(tmp_path / "run" / "model")
+@pytest.mark.parametrize("name", MODELS if IS_TORCH else MODELS[:1])
+def test_directories_of_models_and_runs_can_be_converted(name, tmp_path):
+    torch_model = make_torch_model(name)
+    torch_model.save_pretrained(tmp_path / "run" / "model")
     for folder in (tmp_path / "run", str(tmp_path / "run" / "model")):
-        compared(from_torch(folder), twin)
+        assert_equal_outputs(from_torch(folder), torch_model)
 
 
-def test_a_classifier_gives_logits_or_what_it_is_told_to():
-    twin = in_torch("LinformerForSequenceClassification")
-    probabilities = torch.from_numpy(says(twin)).softmax(dim=-1).numpy()
-    assert_close(from_torch(twin, classifier_activation="softmax")(IDS), probabilities)
-    assert from_torch(twin, dropout=0.3).options.dropout == 0.3
+def test_options_can_be_changed():
+    torch_model = make_torch_model("LinformerForSequenceClassification")
+    probabilities = torch.from_numpy(torch_output(torch_model)).softmax(dim=-1).numpy()
+    assert_close(from_torch(torch_model, classifier_activation="softmax")(IDS), probabilities)
+    assert from_torch(torch_model, dropout=0.3).options.dropout == 0.3
 
 
-def test_what_has_no_twin_is_refused(tmp_path):
+def test_unsupported_models_raise_an_error(tmp_path):
     with pytest.raises(
-        TypeError, match="LinformerForTokenClassification has no twin in Keras; those that have are LinformerModel"
+        TypeError, match="LinformerForTokenClassification has no Keras counterpart; supported are LinformerModel"
     ):
-        from_torch(in_torch("LinformerForTokenClassification"))
-    with pytest.raises(ValueError, match="is_decoder=True has no twin in Keras"):
-        from_torch(in_torch("LinformerModel", is_decoder=True))
-    with pytest.raises(ValueError, match=r"eos_token_id is \[2, 3\]; here there is one end"):
-        from_torch(in_torch("LinformerForCausalLM", eos_token_id=[2, 3]))
+        from_torch(make_torch_model("LinformerForTokenClassification"))
+    with pytest.raises(ValueError, match="is_decoder=True has no Keras counterpart"):
+        from_torch(make_torch_model("LinformerModel", is_decoder=True))
+    with pytest.raises(ValueError, match=r"eos_token_id is \[2, 3\], but Keras models have one end_id"):
+        from_torch(make_torch_model("LinformerForCausalLM", eos_token_id=[2, 3]))
     with pytest.raises(
         FileNotFoundError, match=r"holds no model: there is neither config\.json nor model/config\.json"
     ):
         from_torch(tmp_path)
-    in_torch("LinformerForQuestionAnswering").save_pretrained(tmp_path)
-    with pytest.raises(TypeError, match="holds a LinformerForQuestionAnswering, which has no twin in Keras"):
+    make_torch_model("LinformerForQuestionAnswering").save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="holds a LinformerForQuestionAnswering, which has no Keras counterpart"):
         from_torch(tmp_path)
-    with pytest.raises(TypeError, match="Dense has no twin in PyTorch"):
+    with pytest.raises(TypeError, match="Dense has no PyTorch counterpart"):
         to_torch(keras.layers.Dense(3))
-    with pytest.raises(ValueError, match="what is to be changed is 'n_heads'; it must be one of"):
-        from_torch(in_torch("LinformerForCausalLM"), n_heads=2)
+    with pytest.raises(ValueError, match="the option to change is 'n_heads'; it must be one of"):
+        from_torch(make_torch_model("LinformerForCausalLM"), n_heads=2)
     with pytest.raises(ValueError, match="this layer has no weights yet"):
         to_torch(LinearMultiHeadAttention(2, 4, 3))
-    quantised = from_torch(in_torch("LinformerForCausalLM"))
+    quantized = from_torch(make_torch_model("LinformerForCausalLM"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras warns of every layer that has nothing to quantise
-        quantised.quantize("int8")
-    with pytest.raises(ValueError, match="the model is quantised"):
-        to_torch(quantised)
-    with pytest.raises(ValueError, match="a causal way of attending that LinformerAttention does not have"):
-        to_torch(from_torch(in_torch("LinformerForCausalLM")).decoder.blocks[0].attention)
+        warnings.simplefilter("ignore")  # Keras warns about every layer that cannot be quantized
+        quantized.quantize("int8")
+    with pytest.raises(ValueError, match="the model is quantized"):
+        to_torch(quantized)
+    with pytest.raises(ValueError, match="a causal mask, which LinformerAttention does not support"):
+        to_torch(from_torch(make_torch_model("LinformerForCausalLM")).decoder.blocks[0].attention)
     for projection_dim in (3, None):
         layer = LinearMultiHeadAttention(2, 4, projection_dim, attention_axes=2)
         layer.build((None, 5, 9, 8), (None, 5, 9, 8))
-        with pytest.raises(ValueError, match="a sequence of several axes that LinformerAttention does not have"):
+        with pytest.raises(ValueError, match="a multi-axis sequence, which LinformerAttention does not support"):
             to_torch(layer)
     for options in ({"value_dim": 3}, {"output_shape": 3}, {"use_gate": True}):
         layer = LinearMultiHeadAttention(2, 4, 3, **options)
         layer.build((None, 9, 8), (None, 9, 8))
-        with pytest.raises(ValueError, match=f"has a {next(iter(options))} that LinformerAttention does not have"):
+        with pytest.raises(ValueError, match=f"has a {next(iter(options))}, which LinformerAttention does not support"):
             to_torch(layer)
+
+
+FACTS = ("has_matrices", "takes_any_length", "can_rescale", "sized_by_max_length", "sized_by_width")
+
+
+@pytest.mark.parametrize("kind", projection.Projection.kinds)
+def test_facts_about_a_projection_equal_those_in_pytorch(kind):
+    here, there = projection.Projection.kinds[kind], projection_linformer.Projection.kinds[kind]
+    assert {fact: getattr(here, fact) for fact in FACTS} == {fact: getattr(there, fact) for fact in FACTS}
+
+
+def test_every_projection_of_pytorch_exists_except_full_attention():
+    assert {*projection.Projection.kinds, "none"} == set(projection_linformer.Projection.kinds)
+
+
+def test_make_projection_has_the_defaults_of_pytorch():
+    here, there = (
+        inspect.signature(module.make_projection).parameters for module in (projection, projection_linformer)
+    )
+    assert {name: here[name].default for name in set(here) & set(there)} == {
+        name: there[name].default for name in set(here) & set(there)
+    }

@@ -1,11 +1,11 @@
-"""Linformer for Keras 3, on TensorFlow, JAX or PyTorch: whichever backend `KERAS_BACKEND` names."""
+"""Linformer for Keras 3 on TensorFlow, JAX or PyTorch; `KERAS_BACKEND` selects the backend."""
 
 try:
-    import keras  # noqa: F401 — to say what to install, before our modules want it
+    import keras  # noqa: F401 — for an error that names the packages to install
 except ImportError as error:
     raise ImportError(
-        "Keras, or its backend, is not installed; pip install 'linformer-kit[keras]' for PyTorch, 'linformer-kit[tensorflow]' "
-        f"or 'linformer-kit[jax]' ({error})"
+        "Keras or its backend is not installed; pip install 'linformer-kit[keras]' for PyTorch, "
+        f"'linformer-kit[tensorflow]' or 'linformer-kit[jax]' ({error})"
     ) from error
 
 from .attention import LinearMultiHeadAttention

@@ -1,12 +1,12 @@
-"""The equation, and the layer that takes the place of `keras.layers.MultiHeadAttention`.
+"""The equation, and the layer that replaces `keras.layers.MultiHeadAttention`.
 
     keys_K   = Eᵀ X · W_K + b_K
     values_K = Fᵀ X · W_V + b_V
     out      = softmax(Q keys_Kᵀ / √D) values_K · W_O + b_O,    Q = X W_Q + b_Q
 
-Shortened first and multiplied with W_K and W_V after, so that these see K rows instead of N.
+The tokens are projected first, so that W_K and W_V multiply K rows instead of N.
 
-Shapes: B batch, T queries, N tokens that give the keys, K projected length, M matrices, H heads, D head size, C model size.
+Shapes: B batch, T queries, N tokens, K projected length, M matrices, H heads, D head size, C model size.
 """
 
 from math import prod
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from ..models.options_linformer import check_projection_options, plain_number, positive_integer, probability
+from ..models.options_linformer import list_names, plain_number, positive_integer, probability
 from .checks import (
     NOT_A_PADDING_MASK,
     check_attention_mask,
@@ -23,36 +23,36 @@ from .checks import (
     check_length,
     check_lengths,
     key_padding,
-    poison_unless,
+    nan_unless,
 )
 from .projection import Projection, make_projection
-from .tokens import Tensor, real_positions, real_tokens_first, take_tokens, without_padding
+from .tokens import Tensor, real_positions, real_tokens_first, take_tokens, zero_padding
 
 TOO_LONG = "truncate it, build the layer with a larger max_length, or use a projection for any length"
 
 
 class KeysValues(NamedTuple):
-    """A context, projected: all that queries need to know of it."""
+    """A projected context: everything that queries attend to."""
 
     keys_BKHD: Tensor
     values_BKHD: Tensor
-    present_BK: Tensor | None  # False at rows that take no part in the softmax
+    present_BK: Tensor | None  # False at rows that the softmax leaves out
 
 
-def nothing_for_nobody(context: KeysValues, lengths_B: Tensor | None) -> KeysValues:
-    """Examples without real tokens have values of zero, so that their outputs are b_O; their softmax may run over anything."""
+def zero_empty_examples(context: KeysValues, lengths_B: Tensor | None) -> KeysValues:
+    """Zero the values of examples without real tokens, so that their output is b_O, and keep their softmax defined."""
     if lengths_B is None:
         return context
     keys_BKHD, values_BKHD, present_BK = context
-    nothing_B = ops.equal(lengths_B, 0)
-    values_BKHD = ops.where(nothing_B[:, None, None, None], ops.zeros_like(values_BKHD), values_BKHD)
-    present_BK = None if present_BK is None else ops.logical_or(present_BK, nothing_B[:, None])
+    is_empty_B = ops.equal(lengths_B, 0)
+    values_BKHD = ops.where(is_empty_B[:, None, None, None], ops.zeros_like(values_BKHD), values_BKHD)
+    present_BK = None if present_BK is None else ops.logical_or(present_BK, is_empty_B[:, None])
     return KeysValues(keys_BKHD, values_BKHD, present_BK)
 
 
 @keras.saving.register_keras_serializable(package="linformer_kit")
 class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
-    """`keras.layers.MultiHeadAttention` at a cost linear in the length: keys and values are shortened to `projection_dim` rows.
+    """`keras.layers.MultiHeadAttention` with cost linear in the length: keys and values are projected to K rows.
 
     >>> import numpy as np
     >>> attention = LinearMultiHeadAttention(num_heads=4, key_dim=16, projection_dim=32)
@@ -60,20 +60,21 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     >>> tuple(attention(x, x).shape)
     (2, 1000, 64)
     >>> mask = np.arange(1000) < [[1000], [300]]  # True at real tokens
-    >>> padded, alone = attention(x, x, value_mask=mask)[1, :300], attention(x[1:, :300], x[1:, :300])[0]
-    >>> bool(abs(keras.ops.convert_to_numpy(padded - alone)).max() < 1e-5)
+    >>> padded, single = attention(x, x, value_mask=mask)[1, :300], attention(x[1:, :300], x[1:, :300])[0]
+    >>> bool(abs(keras.ops.convert_to_numpy(padded - single)).max() < 1e-5)
     True
 
-    It takes what `MultiHeadAttention` takes, and has its weights, under their names, and E and F beside them:
+    It accepts the arguments of `MultiHeadAttention`, has the same weights under the same names, and adds E and F:
 
-    - `projection_dim`: K, how many rows keys and values are shortened to. None: ordinary attention, `MultiHeadAttention` itself.
+    - `projection_dim`: the projected length K. None: full attention, computed by `MultiHeadAttention` itself.
     - `projection`: "linear", "dynamic", "conv", "mean", "max" or "random". `rescale`: see docs/mathematics.md.
-    - `sharing`: "headwise" (E and F, for all heads), "kv" (E = F), "none" (E and F for each head), or "layerwise" (the one of
-      `make_projection`, which a subclass of `keras.Model` owns and hands in as `shared_projection` at every call).
-    - `max_length`: the longest input; by default the length of the first one.
+    - `sharing`: "headwise" (E and F, shared by all heads), "kv" (E = F), "none" (E and F for each head), or "layerwise"
+      (a subclass of `keras.Model` creates one with `make_projection` and passes it to every call as
+      `shared_projection`).
+    - `max_length`: maximum length of the keys (default: the length of the first input).
 
-    Queries may not see different keys: `use_causal_mask` and `sliding_window` are refused, and so is an `attention_mask` that is
-    more than a mask of padding. `lengths` (B,) at a call says how many tokens of each are real, where padding stands at the end.
+    All queries see the same keys. So `use_causal_mask` and `sliding_window` raise an error, as does an `attention_mask`
+    that is not a padding mask. If padding is at the end, `lengths` (B,), the number of real tokens, is faster than a mask.
     """
 
     def __init__(
@@ -88,32 +89,31 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         rescale: bool = False,
         attention_axes: int | tuple[int, ...] | None = None,
         sliding_window: int | None = None,
-        **of_multi_head_attention: Any,
+        **kwargs: Any,
     ):
         sizes = (positive_integer("num_heads", num_heads), positive_integer("key_dim", key_dim))
-        probability("dropout", plain_number(of_multi_head_attention.get("dropout", 0.0)))
-        super().__init__(*sizes, sliding_window=sliding_window, **of_multi_head_attention)
+        probability("dropout", plain_number(kwargs.get("dropout", 0.0)))
+        super().__init__(*sizes, sliding_window=sliding_window, **kwargs)
         self.projection_dim = plain_number(projection_dim)
         self.sharing = sharing
         self.projection_kind = projection
         self.max_length = plain_number(max_length)
         self.rescale = rescale
-        self.given_axes = attention_axes
+        self.requested_axes = attention_axes
         self.projection: Projection | None = None
         if max_length is not None:
             positive_integer("max_length", max_length)
         if projection_dim is not None:
             positive_integer("projection_dim", projection_dim)
         if projection == "none":
-            raise ValueError("projection is 'none'; for ordinary attention say projection_dim=None")
-        check_projection_options(projection, self.max_length or 1, self.projection_dim or 1, sharing, rescale)
+            raise ValueError("projection is 'none'; for full attention use projection_dim=None")
+        Projection.check_options(projection, self.max_length or 1, self.projection_dim or 1, sharing, rescale)
         if projection_dim is None:
             self._attention_axes = (attention_axes,) if isinstance(attention_axes, int) else attention_axes
-            return
-        if sliding_window is not None:
+        elif sliding_window is not None:
             raise ValueError(
-                f"sliding_window is {sliding_window}, but a shortened key stands for tokens all over the sequence: no window can "
-                "be cut out of them; leave it out, or use projection_dim=None"
+                f"sliding_window is {sliding_window}, but each projected key mixes tokens of the whole sequence, so no "
+                "window can be cut out of them; remove it, or use projection_dim=None"
             )
 
     def build(self, query_shape, value_shape, key_shape=None):
@@ -123,41 +123,36 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             super().build(query_shape, value_shape, key_shape)
             return
         check_features("query", query_shape)
-        check_features("value", value_shape, len(query_shape))
-        check_features("key", key_shape, len(query_shape))
-        self.axes = self._sequence_axes(len(query_shape))
-        length = self._length(value_shape)
-        # the parent sees sequences only: other axes are folded away, its weights do not depend on them
-        flat = [(None, self._length(shape), shape[-1]) for shape in (query_shape, value_shape, key_shape)]
-        super().build(*flat)
-        for layer in (
-            self.query_dense,
-            self.key_dense,
-            self.value_dense,
-            *([self._gate_dense] if self._use_gate else []),
-        ):
-            layer.supports_masking = (
-                True  # masks are honoured before tokens get there; no warning that they would be lost
-            )
+        check_features("value", value_shape, self.rank)
+        check_features("key", key_shape, self.rank)
+        self.axes = self._sequence_axes(self.rank)
+        # the parent is built for sequences: other axes are folded into the batch, and its weights do not depend on them
+        super().build(*((None, self._length(shape), shape[-1]) for shape in (query_shape, value_shape, key_shape)))
+        gate = [self._gate_dense] if self._use_gate else []
+        for layer in (self.query_dense, self.key_dense, self.value_dense, *gate):
+            layer.supports_masking = True  # masks are applied before these layers; avoids a warning that they get lost
         if self.sharing != "layerwise":
-            self.max_length = self.max_length or length
-            self.projection = self._own_projection(value_shape[-1], key_shape[-1])
+            self.max_length = self.max_length or self._length(value_shape)
+            self.projection = self._create_projection(value_shape[-1], key_shape[-1])
             self.projection.build()
 
-    def _own_projection(self, value_width: int, key_width: int) -> Projection:
-        """E and F of this layer, without weights yet."""
-        if self.max_length is None and self.projection_kind in ("linear", "random", "conv"):
+    def _create_projection(self, value_width: int, key_width: int) -> Projection:
+        """E and F of this layer, not built yet."""
+        kind, kinds = self.projection_kind, Projection.kinds
+        if self.max_length is None and kinds[kind].sized_by_max_length:
+            others = list_names(name for name, cls in kinds.items() if not cls.sized_by_max_length)
             raise ValueError(
-                f"the length of the keys is not known, and the size of projection={self.projection_kind!r} depends on the longest; "
-                "say which with max_length=, or use projection='dynamic', 'mean' or 'max'"
+                f"the length of the keys is unknown, but projection={kind!r} needs the maximum length; set max_length=, "
+                f"or use projection={others}"
             )
-        if key_width != value_width and self.projection_kind in ("dynamic", "conv"):
+        if key_width != value_width and kinds[kind].sized_by_width:
+            others = list_names(name for name, cls in kinds.items() if not cls.sized_by_width)
             raise ValueError(
-                f"key has width {key_width} and value {value_width}, but projection={self.projection_kind!r} is built for one "
-                "width; use projection='linear', 'mean', 'max' or 'random'"
+                f"key has width {key_width} and value {value_width}, but projection={kind!r} needs equal widths; use "
+                f"projection={others}"
             )
         return make_projection(
-            self.projection_kind,
+            kind,
             embed_dim=value_width,
             max_length=self.max_length or 1,
             projected_length=self.projection_dim or 1,
@@ -186,15 +181,14 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if lengths is not None:
             lengths = ops.convert_to_tensor(lengths, "int32")
             check_lengths(tuple(lengths.shape), len(value.shape))
-            query, lengths = self._checked_lengths(query, value, lengths)
+            query, lengths = self._validate_lengths(query, value, lengths)
         if self.projection_dim is None:
             if lengths is not None:
-                real_B1N = ops.expand_dims(real_positions(ops.shape(value)[1], lengths), 1)
-                if attention_mask is None:
-                    attention_mask = real_B1N
-                else:
-                    real = ops.expand_dims(real_B1N, 1) if len(attention_mask.shape) == 4 else real_B1N
-                    attention_mask = ops.logical_and(ops.cast(attention_mask, "bool"), real)
+                real = ops.expand_dims(real_positions(ops.shape(value)[1], lengths), 1)
+                if attention_mask is not None:
+                    real = ops.expand_dims(real, 1) if len(attention_mask.shape) == 4 else real
+                    real = ops.logical_and(ops.cast(attention_mask, "bool"), real)
+                attention_mask = real
             return super().call(
                 query,
                 value,
@@ -215,7 +209,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if attention_mask is not None:
             seen_BS, is_padding_B = key_padding(attention_mask)
             masks.append(seen_BS)
-            folded_query = poison_unless(is_padding_B, folded_query, f"the attention_mask {NOT_A_PADDING_MASK}")
+            folded_query = nan_unless(is_padding_B, folded_query, f"the attention_mask {NOT_A_PADDING_MASK}")
         if masks and lengths is not None:
             masks.append(real_positions(length, lengths))
         if masks:
@@ -232,28 +226,32 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     def project(
         self, tokens: list[Tensor], lengths_B: Tensor | None, shared_projection: Projection | None
     ) -> KeysValues:
-        """Keys and values of tokens, the real ones first: one tensor for both, or one for each. Worth keeping for many queries."""
+        """Project tokens, the real ones first, to keys and values. `tokens` is one tensor for both, or one for each."""
         if self.projection_dim is None:
             keys_BNHD, values_BNHD = self.key_dense(tokens[0]), self.value_dense(tokens[-1])
             present_BN = None if lengths_B is None else real_positions(ops.shape(tokens[0])[1], lengths_B)
-            return nothing_for_nobody(KeysValues(keys_BNHD, values_BNHD, present_BN), lengths_B)
-        projection = self._projection(shared_projection)
+            return zero_empty_examples(KeysValues(keys_BNHD, values_BNHD, present_BN), lengths_B)
+        projection = self._select_projection(shared_projection)
         check_length("value", tokens[-1].shape[1], projection.max_length, TOO_LONG)
-        # padding is zeroed before projecting: E mixes positions, a mask after it is too late
-        tokens = [without_padding(x, lengths_B) for x in tokens]
+        # zero the padding before projecting: E mixes positions, and a mask after it is too late
+        tokens = [zero_padding(x, lengths_B) for x in tokens]
         if len(tokens) == 1:
             rows_BMKC, present_BK = projection(tokens[0], lengths_B)
-            key_rows, value_rows = rows_BMKC[:, projection.which("keys")], rows_BMKC[:, projection.which("values")]
+            key_rows, value_rows = (
+                rows_BMKC[:, projection.slice_of("keys")],
+                rows_BMKC[:, projection.slice_of("values")],
+            )
         else:
             key_rows, present_BK = projection(tokens[0], lengths_B, part="keys")
             value_rows, _ = projection(tokens[1], lengths_B, part="values")
-        keys_BKHD, values_BKHD = self._of_rows(self.key_dense, key_rows), self._of_rows(self.value_dense, value_rows)
-        return nothing_for_nobody(KeysValues(keys_BKHD, values_BKHD, present_BK), lengths_B)
+        keys_BKHD = self._features(self.key_dense, key_rows)
+        values_BKHD = self._features(self.value_dense, value_rows)
+        return zero_empty_examples(KeysValues(keys_BKHD, values_BKHD, present_BK), lengths_B)
 
     def attend(
         self, query_BTC: Tensor, context: KeysValues, training: bool | None = None, need_scores: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """From (B, T, C) queries to what `project` has prepared; gives (B, T, C), and the (B, H, T, K) scores if needed."""
+        """Attend from (B, T, C) queries to a context. Returns (B, T, C) and, if needed, (B, H, T, K) scores."""
         keys_BKHD, values_BKHD, present_BK = context
         mask_B1K = None if present_BK is None else ops.expand_dims(present_BK, 1)
         heads_BTHD, scores_BHTK = self.softmax_attention(
@@ -266,21 +264,13 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     def softmax_attention(
         self, query_BTHD, keys_BKHD, values_BKHD, mask_BTK=None, training=None, need_scores=False, is_causal=False
     ) -> tuple[Tensor, Tensor | None]:
-        """`softmax(query keysᵀ / √D) values`; where nothing is dropped out and no scores are needed, they are not stored."""
-        # JAX fuses only what has keys and values of one size, and on CPU nothing in float16
-        is_beyond_jax = keras.backend.backend() == "jax" and (
-            self.key_dim != self.value_dim or self.compute_dtype == "float16"
-        )
-        if need_scores or (training and self.dropout) or is_beyond_jax:
-            return self._compute_attention(
-                query_BTHD,
-                keys_BKHD,
-                values_BKHD,
-                mask_BTK,
-                training,
-                return_attention_scores=True,
-                use_causal_mask=is_causal,
-            )
+        """`softmax(query keysᵀ / √D) values`, fused unless scores or dropout are needed."""
+        # JAX fuses only keys and values of one size, and nothing in float16 on CPU
+        jax_cannot_fuse = self.key_dim != self.value_dim or self.compute_dtype == "float16"
+        is_fused = not (keras.backend.backend() == "jax" and jax_cannot_fuse)
+        if need_scores or (training and self.dropout) or not is_fused:
+            tensors = (query_BTHD, keys_BKHD, values_BKHD, mask_BTK, training)
+            return self._compute_attention(*tensors, return_attention_scores=True, use_causal_mask=is_causal)
         heads_BTHD = ops.dot_product_attention(
             query_BTHD,
             keys_BKHD,
@@ -292,77 +282,78 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         )
         return heads_BTHD, None
 
-    def _of_rows(self, dense: keras.layers.EinsumDense, rows_BMKC: Tensor) -> Tensor:
-        """`rows · W + b`, (B, K, H, D), where M is 1 (rows for all heads) or H (rows for each)."""
+    def _features(self, dense: keras.layers.EinsumDense, rows_BMKC: Tensor) -> Tensor:
+        """`rows · W + b`, (B, K, H, D), where M is 1 (the same rows for all heads) or H (rows for each head)."""
         if rows_BMKC.shape[1] == 1:
             return dense(rows_BMKC[:, 0])
-        if (
-            dense.quantization_mode is not None
-        ):  # its kernel is not the whole truth: run it on each head's rows, keep that head
+        if dense.quantization_mode is not None:
+            # the kernel lacks its scales: call the layer on the rows of each head, and keep that head
             return ops.stack([dense(rows_BMKC[:, head])[:, :, head] for head in range(self.num_heads)], axis=2)
         features_BKHD = ops.einsum("bhkc,chd->bkhd", rows_BMKC, ops.cast(dense.kernel, rows_BMKC.dtype))
         if dense.bias is not None:
             features_BKHD = features_BKHD + ops.cast(dense.bias, features_BKHD.dtype)
-        if dense.activity_regularizer is not None:  # as its call would
+        if dense.activity_regularizer is not None:  # calling the layer would add this loss
             loss = dense.activity_regularizer(features_BKHD)
             self.add_loss(loss / ops.cast(ops.shape(features_BKHD)[0], loss.dtype))
         return features_BKHD
 
-    def _projection(self, handed_in: Projection | None) -> Projection:
-        if (handed_in is None) is (self.sharing == "layerwise"):
+    def _select_projection(self, shared_projection: Projection | None) -> Projection:
+        """The layer's own projection or, with `sharing="layerwise"`, the shared one."""
+        if (shared_projection is None) is (self.sharing == "layerwise"):
             raise ValueError(
-                f"shared_projection is {'missing' if handed_in is None else 'given'} but sharing={self.sharing!r}; with "
-                "'layerwise' hand the one of all layers to every call, otherwise none"
+                f"shared_projection is {'missing' if shared_projection is None else 'given'} but "
+                f"sharing={self.sharing!r}; pass one to every call with 'layerwise', and none otherwise"
             )
-        if handed_in is None:
+        if shared_projection is None:
             assert self.projection is not None
             return self.projection
-        needed = {"projection": self.projection_kind, "projected_length": self.projection_dim, "sharing": "layerwise"}
-        for name, value in needed.items():
-            if handed_in.made_with[name] != value:
+        expected = {"projection": self.projection_kind, "projected_length": self.projection_dim, "sharing": "layerwise"}
+        for name, value in expected.items():
+            if shared_projection.options[name] != value:
                 raise ValueError(
-                    f"the shared_projection was made with {name}={handed_in.made_with[name]!r} but this layer needs {value!r}; "
-                    "make it with the layer's own options"
+                    f"the shared_projection has {name}={shared_projection.options[name]!r} but this layer "
+                    f"has {value!r}; create it with the options of the layer"
                 )
-        return handed_in
+        return shared_projection
 
-    def _checked_lengths(self, query: Tensor, value: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Lengths from 0 to that of the values; and the queries, of which those with other lengths give no answer."""
+    def _validate_lengths(self, query: Tensor, value: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, NaN where a length is invalid, and lengths between 0 and the length of the values."""
         length = ops.shape(value)[1]
-        is_length_B = ops.logical_and(lengths >= 0, lengths <= length)
-        query = poison_unless(is_length_B, query, f"lengths holds numbers that are not from 0 to {length}")
+        is_valid_B = ops.logical_and(lengths >= 0, lengths <= length)
+        query = nan_unless(is_valid_B, query, f"lengths holds numbers outside 0 … {length}, the length of value")
         return query, ops.clip(lengths, 0, length)
 
     def _check_call(self, query, value, key, attention_mask, use_causal_mask) -> None:
         if use_causal_mask:
             raise ValueError(
-                "use_causal_mask=True, but E mixes every token, the future too, into each of the shortened keys, and no mask over "
-                "them can hide it again; use projection_dim=None, or the models with a causal decoder (docs/mathematics.md)"
+                "use_causal_mask=True, but E mixes every token, future ones too, into each projected key, so no mask "
+                "can hide the future; use projection_dim=None, or a model with a causal decoder (docs/mathematics.md)"
             )
         rank = self.rank
         for name, x in (("query", query), ("value", value), ("key", value if key is None else key)):
             check_features(name, tuple(x.shape), rank)
         if key is not None and tuple(key.shape[1:-1]) != tuple(value.shape[1:-1]):
             raise ValueError(
-                f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; there must be a value for each key"
+                f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; there must be one value per key"
             )
         if self.projection is not None:
             check_length("value", self._length(value.shape), self.projection.max_length, TOO_LONG)
         if attention_mask is not None and rank != 3:
             raise ValueError(
-                f"an attention_mask with inputs of rank {rank}: flatten them to (batch, length, width), or pass value_mask"
+                f"attention_mask with inputs of rank {rank}: flatten them to (batch, length, width), or pass value_mask"
             )
         if attention_mask is not None:
             check_attention_mask("attention_mask", tuple(attention_mask.shape), query.shape[1], value.shape[1])
 
     def _sequence_axes(self, rank: int) -> tuple[int, ...]:
-        """The axes attended over, as positive numbers."""
-        given = self.given_axes
-        axes = tuple(range(1, rank - 1)) if given is None else (given,) if isinstance(given, int) else tuple(given)
-        axes = tuple(axis % rank for axis in axes)
+        """The attention axes as positive numbers."""
+        axes = self.requested_axes
+        if axes is None:
+            axes = range(1, rank - 1)
+        axes = tuple(axis % rank for axis in ((axes,) if isinstance(axes, int) else axes))
         if not axes or len(set(axes)) != len(axes) or not set(axes) <= set(range(1, rank - 1)):
             raise ValueError(
-                f"attention_axes is {given!r}; it must name axes between batch and width, of {rank} in all"
+                f"attention_axes is {self.requested_axes!r}; for inputs of rank {rank} use axes between batch and width"
             )
         self.other_axes = tuple(axis for axis in range(1, rank - 1) if axis not in axes)
         return axes
@@ -373,12 +364,12 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         return self.rank == 3
 
     def _length(self, shape: tuple[int | None, ...]) -> int | None:
-        """Over how many tokens one attends; None if that is not known."""
+        """The number of tokens along the attention axes; None if unknown."""
         sizes = [shape[axis] for axis in self.axes]
         return None if None in sizes else prod(sizes)  # type: ignore[arg-type]
 
     def _fold(self, x: Tensor) -> Tensor:
-        """(B, …, C) to (B', N, C): the attention axes become the sequence, other axes part of the batch."""
+        """(B, …, C) to (B', N, C): the attention axes become the sequence, the others part of the batch."""
         if self.axes == (1,) and not self.other_axes:
             return x
         shape = ops.shape(x)
@@ -403,8 +394,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if self.axes == (1,) and not self.other_axes:
             return scores
         shape = ops.shape(query)
-        others, own = ([shape[axis] for axis in axes] for axes in (self.other_axes, self.axes))
-        return ops.reshape(scores, (-1, *others, self.num_heads, *own, ops.shape(scores)[-1]))
+        others, attended = ([shape[axis] for axis in axes] for axes in (self.other_axes, self.axes))
+        return ops.reshape(scores, (-1, *others, self.num_heads, *attended, ops.shape(scores)[-1]))
 
     def compute_output_shape(self, query_shape, value_shape, key_shape=None):
         if self.projection_dim is not None:
@@ -413,25 +404,26 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         return super().compute_output_shape(query_shape, value_shape, key_shape)
 
     def compute_output_spec(
-        self, query, value, key=None, return_attention_scores=False, use_causal_mask=False, **others
+        self, query, value, key=None, return_attention_scores=False, use_causal_mask=False, **kwargs
     ):
-        lengths = others.get("lengths")
+        lengths = kwargs.get("lengths")
         if lengths is not None:
             check_lengths(tuple(lengths.shape) if hasattr(lengths, "shape") else (len(lengths),), len(value.shape))
         if self.projection_dim is None:
-            others.pop("lengths", None)
-            others.pop("shared_projection", None)
+            kwargs.pop("lengths", None)
+            kwargs.pop("shared_projection", None)
             flags = {"return_attention_scores": return_attention_scores, "use_causal_mask": use_causal_mask}
-            return super().compute_output_spec(query, value, key, **flags, **others)
-        self._check_call(query, value, key, others.get("attention_mask"), use_causal_mask)
+            return super().compute_output_spec(query, value, key, **flags, **kwargs)
+        self._check_call(query, value, key, kwargs.get("attention_mask"), use_causal_mask)
         shape = self.compute_output_shape(query.shape, value.shape, None if key is None else key.shape)
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return output
-        projection, length = self._projection(others.get("shared_projection")), self._length(value.shape)
+        projection, length = self._select_projection(kwargs.get("shared_projection")), self._length(value.shape)
         rows = projection.rows(length) if length is not None else None
-        own, rest = ([query.shape[axis] for axis in axes] for axes in (self.axes, self.other_axes))
-        return output, keras.KerasTensor((query.shape[0], *rest, self.num_heads, *own, rows), dtype=self.compute_dtype)
+        attended, others = ([query.shape[axis] for axis in axes] for axes in (self.axes, self.other_axes))
+        shape = (query.shape[0], *others, self.num_heads, *attended, rows)
+        return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -441,5 +433,5 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             "projection": self.projection_kind,
             "max_length": self.max_length,
             "rescale": self.rescale,
-            "attention_axes": self.given_axes,
+            "attention_axes": self.requested_axes,
         }

@@ -1,10 +1,10 @@
-"""Block-causal attention: what a decoder attends with, all at once or token by token.
+"""Block-causal attention of the decoders, over a whole sequence or token by token.
 
-No mask over shortened keys can hide the future once E has mixed it in. So the projection works inside blocks: each finished
-block becomes `slots` summary rows, and a query attends, in one softmax, to its own block up to itself and to the summaries of
-the blocks before it. Without a projection there is one block, as long as the sequence: ordinary causal attention.
+Once E has mixed future tokens into a projected key, no mask can hide them. So the projection works inside blocks: each
+complete block becomes `slots` summary rows. A query attends, in one softmax, to its own block up to itself and to the
+summaries of the blocks before it. Without a projection the sequence is one block: full causal attention.
 
-Real tokens come first and see nothing behind them, so that padding needs no mask here.
+Real tokens come first and never see later positions, so padding needs no mask here.
 
 Shapes: B batch, N tokens, X blocks, L block length, S slots, H heads, D head size, C model size.
 """
@@ -15,23 +15,22 @@ import keras
 from keras import ops
 
 from .attention import LinearMultiHeadAttention
-from .projection import Projection, ceil_divided
+from .projection import Projection, ceil_div
 from .tokens import Tensor, at_least_float32
 
-# What one layer keeps between tokens: inputs, keys and values of the block that is open, (B, L, …) each, and keys and values of
-# the summaries, (B, X, S, H, D), with room for as many blocks as there can be; those not finished hold nothing of meaning.
+# The state of one layer between tokens: inputs, keys and values of the current block, (B, L, …) each, and keys and values
+# of the summaries, (B, X, S, H, D), allocated for the maximum number of blocks. Rows of incomplete blocks are undefined.
 Cache = tuple[Tensor, ...]
 
 
 @keras.saving.register_keras_serializable(package="linformer_kit")
 class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
-    """Every token attends to its block up to itself, and to the rows that stand for the blocks before.
+    """Every token attends to its block up to itself, and to the summaries of the blocks before it.
 
-    `slots=None`: to every token before it, as it is.
+    `slots=None`: full causal attention.
     """
 
     def __init__(self, num_heads: int, key_dim: int, block_length: int = 128, slots: int | None = 4, **options: Any):
-        # a layer that shortens nothing owns no projection either: the parent builds one only where there are rows
         super().__init__(num_heads, key_dim, slots, max_length=block_length, **options)
         self.block_length = block_length
 
@@ -49,9 +48,9 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
             )
             return self.output_dense(heads_BNHD)
         length = ops.shape(x_BNC)[1]
-        summaries = self._summaries(self._blocks(x_BNC), shared_projection)
+        summaries = self._summaries(self._split(x_BNC), shared_projection)
         blocks = ops.shape(summaries[0])[1]
-        own = [self._blocks(features) for features in (query_BNHD, keys_BNHD, values_BNHD)]
+        own = [self._split(features) for features in (query_BNHD, keys_BNHD, values_BNHD)]
         place_L = ops.arange(self.block_length, dtype="int32")
         block_X = ops.arange(blocks, dtype="int32")
         heads_BXLHD = self._attend(
@@ -62,10 +61,8 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
             sees_summary=(block_X[:, None] > block_X)[None, None, :, None, :],
             training=training,
         )
-        heads_BNHD = ops.reshape(heads_BXLHD, (-1, blocks * self.block_length, self.num_heads, self.value_dim))[
-            :, :length
-        ]
-        return self.output_dense(heads_BNHD)
+        heads_BNHD = ops.reshape(heads_BXLHD, (-1, blocks * self.block_length, self.num_heads, self.value_dim))
+        return self.output_dense(heads_BNHD[:, :length])
 
     def compute_output_spec(self, x_BNC: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
         return keras.KerasTensor(x_BNC.shape, dtype=self.compute_dtype)
@@ -73,35 +70,35 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
     def compute_output_shape(self, shape: Any) -> Any:  # type: ignore[override]
         return shape
 
-    def start(
+    def prefill(
         self, x_BNC: Tensor, lengths_B: Tensor, capacity: int, shared_projection: Projection | None
     ) -> tuple[Tensor, Cache]:
-        """The outputs of a beginning, its real tokens first, and a cache for `capacity` tokens in all."""
+        """The outputs of a prompt, its real tokens first, and a cache for `capacity` tokens in total."""
         tokens = (x_BNC, self.key_dense(x_BNC), self.value_dense(x_BNC))
         output_BNC = self(x_BNC, training=False, shared_projection=shared_projection)
         if self.projection_dim is None:
-            return output_BNC, tuple(longer(rows, capacity) for rows in tokens)
-        room = ceil_divided(capacity, self.block_length) + 1
-        summaries = self._summaries(self._blocks(x_BNC), shared_projection)
-        # the block that each example stands in, the next one if it just finished one
-        number_BX = ops.arange(room, dtype="int32") == ops.expand_dims(lengths_B // self.block_length, 1)
-        still_open = []
+            return output_BNC, tuple(pad_to(rows, capacity) for rows in tokens)
+        max_blocks = ceil_div(capacity, self.block_length) + 1
+        summaries = self._summaries(self._split(x_BNC), shared_projection)
+        # the current block of each example: the next one if the prompt ends with a complete block
+        is_current_BX = ops.arange(max_blocks, dtype="int32") == ops.expand_dims(lengths_B // self.block_length, 1)
+        current = []
         for rows in tokens:
-            blocks = longer(self._blocks(rows), room)
-            chosen = ops.reshape(number_BX, (-1, room, *[1] * (len(blocks.shape) - 2)))
-            still_open.append(ops.sum(ops.where(chosen, blocks, ops.zeros_like(blocks)), axis=1))
-        return output_BNC, (*still_open, *(longer(rows, room) for rows in summaries))
+            blocks = pad_to(self._split(rows), max_blocks)
+            selected = ops.reshape(is_current_BX, (-1, max_blocks, *[1] * (len(blocks.shape) - 2)))
+            current.append(ops.sum(ops.where(selected, blocks, ops.zeros_like(blocks)), axis=1))
+        return output_BNC, (*current, *(pad_to(rows, max_blocks) for rows in summaries))
 
     def step(
         self, x_B1C: Tensor, cache: Cache, seen_B: Tensor, shared_projection: Projection | None
     ) -> tuple[Tensor, Cache]:
-        """The outputs of one more token of every example, which has `seen_B` before it, and the cache to go on with."""
+        """The outputs of the next token of every example, which follows `seen_B` tokens, and the updated cache."""
         new = (x_B1C, self.key_dense(x_B1C), self.value_dense(x_B1C))
         block_length = ops.shape(cache[0])[1]
         place_L = ops.arange(block_length, dtype="int32")
         place_B, block_B = seen_B % block_length, seen_B // block_length
         here_BL = place_L == place_B[:, None]
-        tokens = [put(old, rows, here_BL) for old, rows in zip(cache[:3], new, strict=True)]
+        tokens = [replace_rows(old, rows, here_BL) for old, rows in zip(cache[:3], new, strict=True)]
         summaries, sees_summary = cache[3:], None
         if summaries:
             number_X = ops.arange(ops.shape(summaries[0])[1], dtype="int32")
@@ -114,36 +111,36 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
             sees_summary=sees_summary,
             training=False,
         )
-        if summaries:  # if this token finished its block, that has a summary from now on
-            is_finished_B1 = (place_B == block_length - 1)[:, None]
-            here_BX = ops.logical_and(number_X == block_B[:, None], is_finished_B1)
-            fresh = self._summaries(tokens[0][:, None], shared_projection)
-            summaries = tuple(put(old, rows, here_BX) for old, rows in zip(summaries, fresh, strict=True))
+        if summaries:  # a block gets its summary with its last token
+            is_complete_B1 = (place_B == block_length - 1)[:, None]
+            here_BX = ops.logical_and(number_X == block_B[:, None], is_complete_B1)
+            updated = self._summaries(tokens[0][:, None], shared_projection)
+            summaries = tuple(replace_rows(old, rows, here_BX) for old, rows in zip(summaries, updated, strict=True))
         return self.output_dense(heads_BXLHD[:, 0]), (*tokens, *summaries)
 
-    def _blocks(self, x: Tensor) -> Tensor:
-        """(B, N, …) to (B, X, L, …), the last block filled up with zeros."""
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, N, …) to (B, X, L, …); the last block is padded with zeros."""
         length = ops.shape(x)[1]
-        blocks = ceil_divided(length, self.block_length)
-        return ops.reshape(longer(x, blocks * self.block_length), (-1, blocks, self.block_length, *x.shape[2:]))
+        blocks = ceil_div(length, self.block_length)
+        return ops.reshape(pad_to(x, blocks * self.block_length), (-1, blocks, self.block_length, *x.shape[2:]))
 
     def _summaries(self, x_BXLC: Tensor, shared_projection: Projection | None) -> list[Tensor]:
-        """(B, X, S, H, D), twice: keys and values of the rows that stand for each block."""
+        """Keys and values of the summary rows of each block, (B, X, S, H, D) each."""
         blocks = ops.shape(x_BXLC)[1]
-        projection = self._projection(shared_projection)
+        projection = self._select_projection(shared_projection)
         rows_ZMSC, _ = projection(ops.reshape(x_BXLC, (-1, *x_BXLC.shape[2:])))
         return [
             ops.reshape(features_ZSHD, (-1, blocks, *features_ZSHD.shape[1:]))
             for features_ZSHD in (
-                self._of_rows(self.key_dense, rows_ZMSC[:, projection.which("keys")]),
-                self._of_rows(self.value_dense, rows_ZMSC[:, projection.which("values")]),
+                self._features(self.key_dense, rows_ZMSC[:, projection.slice_of("keys")]),
+                self._features(self.value_dense, rows_ZMSC[:, projection.slice_of("values")]),
             )
         ]
 
     def _attend(
         self, query_BXLHD: Tensor, tokens, summaries, sees_token, sees_summary, training: bool | None
     ) -> Tensor:
-        """One softmax over the summaries of all blocks and the tokens of the own one, for L queries in each of X blocks."""
+        """One softmax over the summaries and the tokens of the own block, for L queries in each of X blocks."""
         keys_BXMHD, values_BXMHD = tokens
         query_BXLHD = query_BXLHD * self._inverse_sqrt_key_dim
         on_tokens_BHXLM = ops.einsum("bxlhd,bxmhd->bhxlm", query_BXLHD, keys_BXMHD)
@@ -173,14 +170,14 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
         return config
 
 
-def longer(x: Tensor, length: Any) -> Tensor:
-    """(B, N, …) filled up with zeros to (B, `length`, …)."""
-    batch, now = ops.shape(x)[:2]
-    if isinstance(now, int) and isinstance(length, int) and now >= length:
+def pad_to(x: Tensor, length: Any) -> Tensor:
+    """(B, N, …) padded with zeros, or cut, to (B, `length`, …)."""
+    batch, current = ops.shape(x)[:2]
+    if isinstance(current, int) and isinstance(length, int) and current >= length:
         return x[:, :length]
-    return ops.concatenate([x, ops.zeros((batch, length - now, *x.shape[2:]), x.dtype)], axis=1)
+    return ops.concatenate([x, ops.zeros((batch, length - current, *x.shape[2:]), x.dtype)], axis=1)
 
 
-def put(old: Tensor, new: Tensor, here: Tensor) -> Tensor:
-    """(B, R, …) rows with those of `new` (B, 1, …) where `here` (B, R) says so."""
+def replace_rows(old: Tensor, new: Tensor, here: Tensor) -> Tensor:
+    """(B, R, …) rows, replaced by `new` (B, 1, …) where `here` (B, R) is True."""
     return ops.where(ops.reshape(here, (*ops.shape(here), *[1] * (len(old.shape) - 2))), new, old)

@@ -1,6 +1,6 @@
-"""From tokens to hidden states: embeddings, attention, feed-forward, and the stack of them, as in the PyTorch models.
+"""From tokens to hidden states: embeddings, layers and the stack of them, as in the PyTorch models.
 
-Shapes: B batch, N length, C model size. Real tokens come first everywhere; `lengths_B` says how many there are.
+Shapes: B batch, N length, C model size. Real tokens come first everywhere; `lengths_B` counts them.
 """
 
 from dataclasses import replace
@@ -11,21 +11,21 @@ from keras import ops
 
 from .attention import KeysValues, LinearMultiHeadAttention
 from .causal import Cache, CausalLinearMultiHeadAttention
-from .checks import check_length, poison_unless
+from .checks import check_length, nan_unless
 from .options import Options
 from .projection import Projection, make_projection
-from .tokens import Tensor, real_positions
+from .tokens import Tensor, zero_padding
 
 
 class Source(NamedTuple):
-    """What a decoder attends to."""
+    """Encoder output, for cross-attention."""
 
     states_BNC: Tensor
     lengths_B: Tensor | None
 
 
-class Beginning(NamedTuple):
-    """What generation begins with, the real tokens first, and what the decoder attends to beside them, layer by layer."""
+class Prompt(NamedTuple):
+    """The first tokens of generation, the real ones first, and the projected source of each layer."""
 
     ids_BN: Tensor
     lengths_B: Tensor
@@ -33,21 +33,21 @@ class Beginning(NamedTuple):
     sources: list[KeysValues | None]
 
 
-def normal(options: Options) -> keras.initializers.Initializer:
-    """Normal numbers of size `initializer_range`; a new one for each weight, since the same one gives the same numbers."""
+def initializer(options: Options) -> keras.initializers.Initializer:
+    """Normal with standard deviation `initializer_range`; a new one per weight: one object repeats its numbers."""
     return keras.initializers.RandomNormal(stddev=options.initializer_range)
 
 
-def dense(units: int, options: Options, **kwargs: Any) -> keras.layers.Dense:
-    return keras.layers.Dense(units, kernel_initializer=normal(options), **kwargs)
+def make_dense(units: int, options: Options, **kwargs: Any) -> keras.layers.Dense:
+    return keras.layers.Dense(units, kernel_initializer=initializer(options), **kwargs)
 
 
-def norm(options: Options, **kwargs: Any) -> keras.layers.LayerNormalization:
+def make_norm(options: Options, **kwargs: Any) -> keras.layers.LayerNormalization:
     return keras.layers.LayerNormalization(epsilon=options.epsilon, **kwargs)
 
 
 class Embeddings(keras.layers.Layer):
-    """Words, positions and token types, summed, normalised, dropped out."""
+    """Sum of word, position and token type embeddings, then norm and dropout."""
 
     def __init__(self, options: Options, words: keras.layers.ReversibleEmbedding, **kwargs: Any):
         super().__init__(**kwargs)
@@ -55,8 +55,10 @@ class Embeddings(keras.layers.Layer):
         self.words = words
         self.types = None
         if options.token_types:
-            self.types = keras.layers.Embedding(options.token_types, options.d_model, normal(options), name="types")
-        self.norm = norm(options, name="norm")
+            self.types = keras.layers.Embedding(
+                options.token_types, options.d_model, initializer(options), name="types"
+            )
+        self.norm = make_norm(options, name="norm")
         self.dropout = keras.layers.Dropout(options.dropout, name="dropout")
         self.positions = None
 
@@ -67,7 +69,7 @@ class Embeddings(keras.layers.Layer):
                 layer.build((None, None))
         if options.positions == "learned":
             self.positions = self.add_weight(
-                shape=(options.max_len, options.d_model), initializer=normal(options), name="positions"
+                shape=(options.max_len, options.d_model), initializer=initializer(options), name="positions"
             )
         self.norm.build(shape)
         self.built = True
@@ -75,25 +77,23 @@ class Embeddings(keras.layers.Layer):
     def call(
         self, ids_BN: Tensor, types_BN: Tensor | None = None, first_B: Tensor | None = None, training=None
     ) -> Tensor:
-        """(B, N) ids, and token types, to (B, N, C); positions count from 0, or from `first_B` (B,)."""
+        """(B, N) ids and token types to (B, N, C); positions start at 0, or at `first_B` (B,)."""
         embedded_BNC = self.words(ids_BN)
         if self.types is not None:
             embedded_BNC = embedded_BNC + self.types(ops.zeros_like(ids_BN) if types_BN is None else types_BN)
         if self.options.positions != "none":
             embedded_BNC = embedded_BNC + ops.cast(self._positions(ops.shape(ids_BN)[1], first_B), embedded_BNC.dtype)
-        # some backends clip or wrap what is not in the vocabulary, and would go on
-        for name, given_BN, count in (
-            ("input_ids", ids_BN, self.options.vocab_size),
-            ("token_type_ids", types_BN, max(1, self.options.token_types)),
-        ):
-            if given_BN is not None:
-                is_known_B = ops.all(ops.logical_and(given_BN >= 0, given_BN < count), axis=1)
-                complaint = f"{name} holds others than the integers 0 … {count - 1}, which are allowed"
-                embedded_BNC = poison_unless(is_known_B, embedded_BNC, complaint)
+        # some backends silently clip or wrap ids outside the vocabulary
+        counts = {"input_ids": self.options.vocab_size, "token_type_ids": max(1, self.options.token_types)}
+        for (name, count), x_BN in zip(counts.items(), (ids_BN, types_BN), strict=True):
+            if x_BN is not None:
+                is_valid_B = ops.all(ops.logical_and(x_BN >= 0, x_BN < count), axis=1)
+                message = f"{name} holds values outside the allowed integers 0 … {count - 1}"
+                embedded_BNC = nan_unless(is_valid_B, embedded_BNC, message)
         return self.dropout(self.norm(embedded_BNC), training=training)
 
     def _positions(self, length: Any, first_B: Tensor | None) -> Tensor:
-        """(N, C), or (B, N, C) where they do not begin at 0."""
+        """(N, C), or (B, N, C) if `first_B` is given."""
         position = ops.arange(length, dtype="int32")
         if first_B is not None:
             position = position + first_B[:, None]
@@ -103,7 +103,7 @@ class Embeddings(keras.layers.Layer):
 
 
 def sinusoidal(position: Tensor, width: int) -> Tensor:
-    """(…) positions to (…, C): sines and cosines of position / 10000^(2i / C), in turn."""
+    """(…) positions to (…, C): alternating sines and cosines of position / 10000^(2i / C)."""
     even = ops.arange(0, width, 2, dtype="float32")
     angles = ops.cast(position, "float32")[..., None] * 10000.0 ** (-even / width)
     waves = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)
@@ -111,11 +111,11 @@ def sinusoidal(position: Tensor, width: int) -> Tensor:
 
 
 class Residual(keras.layers.Layer):
-    """`x + f(norm(x))`, or with norms last `norm(x + f(x))`; dropout on what f gives."""
+    """`x + dropout(f(norm(x)))` or, without `norm_first`, `norm(x + dropout(f(x)))`."""
 
     def __init__(self, options: Options, **kwargs: Any):
         super().__init__(**kwargs)
-        self.norm = norm(options, name="norm")
+        self.norm = make_norm(options, name="norm")
         self.dropout = keras.layers.Dropout(options.dropout, name="dropout")
         self.norm_first = options.norm_first
 
@@ -124,73 +124,74 @@ class Residual(keras.layers.Layer):
         self.built = True
 
     def before(self, x_BNC: Tensor) -> Tensor:
-        """What f is to be given."""
+        """The input of f."""
         return self.norm(x_BNC) if self.norm_first else x_BNC
 
-    def after(self, x_BNC: Tensor, result_BNC: Tensor, training: bool | None) -> Tensor:
-        """`x` and what f gave, joined."""
-        joined_BNC = x_BNC + self.dropout(result_BNC, training=training)
-        return joined_BNC if self.norm_first else self.norm(joined_BNC)
+    def after(self, x_BNC: Tensor, output_BNC: Tensor, training: bool | None) -> Tensor:
+        """The sum of `x` and the output of f."""
+        sum_BNC = x_BNC + self.dropout(output_BNC, training=training)
+        return sum_BNC if self.norm_first else self.norm(sum_BNC)
 
 
-class LocalMixing(keras.layers.Layer):
-    """A weighted sum of each token's neighbours, itself in the middle, channel by channel: a depthwise convolution."""
+class LocalConvolution(keras.layers.Layer):
+    """A depthwise convolution over the real tokens, centered on each token."""
 
-    def __init__(self, neighbours: int, **kwargs: Any):
+    def __init__(self, width: int, **kwargs: Any):
         super().__init__(**kwargs)
-        self.neighbours = neighbours
+        self.width = width
 
     def build(self, shape: Any) -> None:
-        size = keras.initializers.RandomNormal(stddev=self.neighbours**-0.5)
-        self.weight = self.add_weight(shape=(shape[-1], 1, self.neighbours), initializer=size, name="weight")
+        normal = keras.initializers.RandomNormal(stddev=self.width**-0.5)
+        self.weight = self.add_weight(shape=(shape[-1], 1, self.width), initializer=normal, name="weight")
         self.bias = self.add_weight(shape=(shape[-1],), initializer="zeros", name="bias")
         self.built = True
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """(B, N, C) to the same; there are no neighbours beyond the first and the last real token."""
-        last, reach = self.neighbours - 1, self.neighbours // 2
-        if lengths_B is not None:
-            is_real_BN = real_positions(ops.shape(x_BNC)[1], lengths_B)
-            x_BNC = ops.where(is_real_BN[..., None], x_BNC, ops.zeros_like(x_BNC))
-        padded_BNC = ops.pad(x_BNC, [[0, 0], [reach, reach], [0, 0]])
-        weight, bias = (ops.cast(each, x_BNC.dtype) for each in (self.weight, self.bias))
+        """(B, N, C) to (B, N, C); positions outside the real tokens count as zero."""
+        last, reach = self.width - 1, self.width // 2
+        padded_BNC = ops.pad(zero_padding(x_BNC, lengths_B), [[0, 0], [reach, reach], [0, 0]])
+        weight, bias = (ops.cast(variable, x_BNC.dtype) for variable in (self.weight, self.bias))
         return bias + sum(
-            weight[:, 0, place] * padded_BNC[:, place : place - last or None] for place in range(self.neighbours)
+            weight[:, 0, place] * padded_BNC[:, place : place - last or None] for place in range(self.width)
         )
 
 
 class LinformerLayer(keras.layers.Layer):
-    """Attention, in decoders over a source also cross-attention, and feed-forward."""
+    """Self-attention, cross-attention if there is a source, and the feed-forward network."""
 
     def __init__(self, options: Options, k: int, is_decoder: bool, has_source: bool, **kwargs: Any):
         super().__init__(**kwargs)
         self.options = options
         self.is_decoder = is_decoder
         heads = {**options.heads, "sharing": options.sharing, "projection": options.projection}
-        of_source = {**heads, "projection_dim": None if options.full_attn else k, "max_length": options.max_len}
+        encoder_options = {
+            **heads,
+            "projection_dim": None if options.full_attn else k,
+            "max_length": options.max_len,
+            "rescale": options.rescale,
+        }
         if is_decoder:
             slots = None if options.full_attn or options.decoder_attention == "full" else options.slots
+            blocks = {"block_length": options.block_length, "slots": slots}
             self.attention = CausalLinearMultiHeadAttention(
-                **heads,
-                block_length=options.block_length,
-                slots=slots,
-                kernel_initializer=normal(options),
-                name="attention",
+                **heads, **blocks, kernel_initializer=initializer(options), name="attention"
             )
         else:
             self.attention = LinearMultiHeadAttention(
-                **of_source, rescale=options.rescale, kernel_initializer=normal(options), name="attention"
+                **encoder_options, kernel_initializer=initializer(options), name="attention"
             )
-        self.local = LocalMixing(options.local_width, name="local") if options.local_width and not is_decoder else None
+        self.local = None
+        if options.local_width and not is_decoder:
+            self.local = LocalConvolution(options.local_width, name="local")
         self.attention_residual = Residual(options, name="attention_residual")
         self.cross_attention = None
         if has_source:
             self.cross_attention = LinearMultiHeadAttention(
-                **of_source, rescale=options.rescale, kernel_initializer=normal(options), name="cross_attention"
+                **encoder_options, kernel_initializer=initializer(options), name="cross_attention"
             )
             self.cross_attention_residual = Residual(options, name="cross_attention_residual")
-        self.inner = dense(options.d_ff, options, activation=options.activation, name="inner")
-        self.outer = dense(options.d_model, options, name="outer")
+        self.inner = make_dense(options.d_ff, options, activation=options.activation, name="inner")
+        self.outer = make_dense(options.d_model, options, name="outer")
         self.feed_forward_residual = Residual(options, name="feed_forward_residual")
 
     def build(self, _: Any = None) -> None:
@@ -223,15 +224,15 @@ class LinformerLayer(keras.layers.Layer):
             attended_BNC, _ = self.attention.attend(queries_BNC, context, training)
         if self.local is not None:
             attended_BNC = attended_BNC + self.local(queries_BNC, lengths_B)
-        return self.rest(self.attention_residual.after(x_BNC, attended_BNC, training), source, training)
+        return self.after_attention(self.attention_residual.after(x_BNC, attended_BNC, training), source, training)
 
-    def read(self, source: Source, shared_projection: Projection | None) -> KeysValues:
-        """Keys and values of the source."""
+    def project_source(self, source: Source, shared_projection: Projection | None) -> KeysValues:
+        """Project the source to the keys and values of cross-attention."""
         assert self.cross_attention is not None
         return self.cross_attention.project([source.states_BNC], source.lengths_B, shared_projection)
 
-    def rest(self, x_BNC: Tensor, source: KeysValues | None, training: bool | None = None) -> Tensor:
-        """What comes after the attention of tokens to each other."""
+    def after_attention(self, x_BNC: Tensor, source: KeysValues | None, training: bool | None = None) -> Tensor:
+        """Cross-attention and the feed-forward network."""
         if self.cross_attention is not None:
             assert source is not None
             attended_BNC, _ = self.cross_attention.attend(self.cross_attention_residual.before(x_BNC), source, training)
@@ -239,24 +240,24 @@ class LinformerLayer(keras.layers.Layer):
         inner_BNC = self.inner(self.feed_forward_residual.before(x_BNC))
         return self.feed_forward_residual.after(x_BNC, self.outer(inner_BNC), training)
 
-    def start(
+    def prefill(
         self, x_BNC, lengths_B, capacity: int, shared_projection, source: KeysValues | None
     ) -> tuple[Tensor, Cache]:
-        """As `call`, and what `step` goes on with."""
+        """As `call`, and the cache for `step`."""
         queries_BNC = self.attention_residual.before(x_BNC)
-        attended_BNC, cache = self.attention.start(queries_BNC, lengths_B, capacity, shared_projection)
-        return self.rest(self.attention_residual.after(x_BNC, attended_BNC, False), source, False), cache
+        attended_BNC, cache = self.attention.prefill(queries_BNC, lengths_B, capacity, shared_projection)
+        return self.after_attention(self.attention_residual.after(x_BNC, attended_BNC, False), source, False), cache
 
     def step(self, x_B1C, cache: Cache, seen_B, shared_projection, source: KeysValues | None) -> tuple[Tensor, Cache]:
-        """One more token of every example."""
+        """As `call`, for the next token of every example."""
         attended_B1C, cache = self.attention.step(
             self.attention_residual.before(x_B1C), cache, seen_B, shared_projection
         )
-        return self.rest(self.attention_residual.after(x_B1C, attended_B1C, False), source, False), cache
+        return self.after_attention(self.attention_residual.after(x_B1C, attended_B1C, False), source, False), cache
 
 
 class Stack(keras.layers.Layer):
-    """Embeddings and layers: ids, the real ones first, to hidden states. An encoder, or a causal decoder."""
+    """Embeddings and layers of an encoder or a causal decoder."""
 
     def __init__(
         self,
@@ -272,21 +273,22 @@ class Stack(keras.layers.Layer):
         self.embeddings = Embeddings(options, words, name="embeddings")
         self.blocks = [
             LinformerLayer(options, k, is_decoder, has_source, name=f"layer_{number}")
-            for number, k in enumerate(options.k_of_layers)
+            for number, k in enumerate(options.k_per_layer)
         ]
-        self.norm = norm(options, name="norm") if options.norm_first else None
-        # what layers share has one owner, who hands it down
+        self.norm = make_norm(options, name="norm") if options.norm_first else None
+        # the stack owns the shared projections and passes them to its layers
         self.shared_projection = self.shared_source_projection = None
         if options.sharing == "layerwise" and not options.full_attn:
-            of_tokens = (options.max_len, options.k_of_layers[0], options.rescale)
+            token_options = (options.max_len, options.k_per_layer[0], options.rescale)
             if not is_decoder:
-                self.shared_projection = self._shared(*of_tokens, "shared_projection")
-            elif options.decoder_attention == "causal":  # only full blocks are projected: nothing to rescale
-                self.shared_projection = self._shared(options.block_length, options.slots, False, "shared_projection")
+                self.shared_projection = self._make_shared(*token_options, "shared_projection")
+            elif options.decoder_attention == "causal":  # only complete blocks are projected: nothing to rescale
+                block_options = (options.block_length, options.slots, False)
+                self.shared_projection = self._make_shared(*block_options, "shared_projection")
             if has_source:
-                self.shared_source_projection = self._shared(*of_tokens, "shared_source_projection")
+                self.shared_source_projection = self._make_shared(*token_options, "shared_source_projection")
 
-    def _shared(self, max_length: int, projected_length: int, rescale: bool, name: str) -> Projection:
+    def _make_shared(self, max_length: int, projected_length: int, rescale: bool, name: str) -> Projection:
         return make_projection(
             self.options.projection,
             embed_dim=self.options.d_model,
@@ -310,14 +312,12 @@ class Stack(keras.layers.Layer):
         self.built = True
 
     def check_length(self, length: Any) -> None:
-        """Refuse more tokens than the stack was built for."""
-        limited_by_E = (
-            not self.is_decoder and not self.options.full_attn and self.options.projection in ("linear", "random")
-        )
-        if self.options.positions == "learned" or limited_by_E:
-            check_length(
-                "the input", length, self.options.max_len, "truncate it, or build the model with a larger max_len"
-            )
+        """Raise for inputs longer than the position embeddings or E."""
+        options = self.options
+        is_projected = not self.is_decoder and not options.full_attn
+        is_limited_by_E = is_projected and not Projection.kinds[options.projection].takes_any_length
+        if options.positions == "learned" or is_limited_by_E:
+            check_length("the input", length, options.max_len, "truncate it, or build the model with a larger max_len")
 
     def call(
         self,
@@ -330,23 +330,23 @@ class Stack(keras.layers.Layer):
         """(B, N) ids to (B, N, C) hidden states."""
         self.check_length(ids_BN.shape[1])
         x_BNC = self.embeddings(ids_BN, types_BN, training=training)
-        for layer, of_source in zip(self.blocks, self.read(source), strict=True):
+        for layer, context in zip(self.blocks, self.project_source(source), strict=True):
             x_BNC = layer(
-                x_BNC, lengths_B, shared_projection=self.shared_projection, source=of_source, training=training
+                x_BNC, lengths_B, shared_projection=self.shared_projection, source=context, training=training
             )
         return x_BNC if self.norm is None else self.norm(x_BNC)
 
-    def read(self, source: Source | None) -> list[KeysValues | None]:
-        """Keys and values of the source in every layer: K rows each, whatever its length."""
+    def project_source(self, source: Source | None) -> list[KeysValues | None]:
+        """Project the source to the keys and values of every layer: K rows each, whatever its length."""
         if source is None:
             return [None] * len(self.blocks)
-        return [layer.read(source, self.shared_source_projection) for layer in self.blocks]
+        return [layer.project_source(source, self.shared_source_projection) for layer in self.blocks]
 
-    def start(self, beginning: Beginning, capacity: int) -> tuple[Tensor, list[Cache]]:
-        """As `call`, with room for `capacity` tokens in all, and what `step` goes on with."""
-        x_BNC, caches = self.embeddings(beginning.ids_BN, beginning.types_BN, training=False), []
-        for layer, source in zip(self.blocks, beginning.sources, strict=True):
-            x_BNC, cache = layer.start(x_BNC, beginning.lengths_B, capacity, self.shared_projection, source)
+    def prefill(self, prompt: Prompt, capacity: int) -> tuple[Tensor, list[Cache]]:
+        """As `call`, and the caches for `step`, with room for `capacity` tokens in total."""
+        x_BNC, caches = self.embeddings(prompt.ids_BN, prompt.types_BN, training=False), []
+        for layer, source in zip(self.blocks, prompt.sources, strict=True):
+            x_BNC, cache = layer.prefill(x_BNC, prompt.lengths_B, capacity, self.shared_projection, source)
             caches.append(cache)
         return x_BNC if self.norm is None else self.norm(x_BNC), caches
 
@@ -358,16 +358,15 @@ class Stack(keras.layers.Layer):
         seen_B: Tensor,
         sources: list[KeysValues | None],
     ) -> tuple[Tensor, list[Cache]]:
-        """(B, C) hidden states of one more token of every example, which has `seen_B` before it."""
-        x_B1C, after = self.embeddings(ids_B1, types_B1, first_B=seen_B, training=False), []
+        """(B, C) hidden states of the next token of every example, which follows `seen_B` tokens."""
+        x_B1C, updated = self.embeddings(ids_B1, types_B1, first_B=seen_B, training=False), []
         for layer, cache, source in zip(self.blocks, caches, sources, strict=True):
             x_B1C, cache = layer.step(x_B1C, cache, seen_B, self.shared_projection, source)
-            after.append(cache)
-        return (x_B1C if self.norm is None else self.norm(x_B1C))[:, 0], after
+            updated.append(cache)
+        return (x_B1C if self.norm is None else self.norm(x_B1C))[:, 0], updated
 
 
-def of_decoder(options: Options) -> Options:
-    """The options of the decoder of an encoder-decoder: cross-attention reads the last layer's output, and takes its k."""
-    return replace(
-        options, n_layers=options.n_decoder_layers or options.n_layers, k=options.k_of_layers[-1], token_types=0
-    )
+def decoder_options(options: Options) -> Options:
+    """The options of the decoder in an encoder-decoder. Cross-attention uses the k of the last encoder layer."""
+    layers = options.n_decoder_layers or options.n_layers
+    return replace(options, n_layers=layers, k=options.k_per_layer[-1], token_types=0)

@@ -1,4 +1,4 @@
-"""What a model is built from: one set of names for all models, each with its meaning and its check."""
+"""The options of the models: one set of names for all of them, with meanings and checks."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from ..models.options_linformer import (
     boolean,
     check_local_width,
-    check_projection_options,
     choice,
-    is_number,
+    is_finite_number,
     nearest_of,
     plain_number,
     positive_integer,
     probability,
 )
+from .projection import Projection
 
 ACTIVATIONS = ("gelu", "relu", "silu", "tanh")
 POSITIONS = ("learned", "sinusoidal", "none")
@@ -24,18 +24,20 @@ DECODER_ATTENTIONS = ("causal", "full")
 class Options:
     """The sizes and choices of a model.
 
-    - `k`: how many rows keys and values are shortened to; one number, or one for each layer. `max_len`: the most tokens.
-    - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (by default `d_model / n_heads`), `n_layers`: the sizes.
-    - `full_attn`: ordinary attention instead, everything else being equal.
-    - `projection`: "linear", "dynamic", "conv", "mean", "max" or "random". `sharing`: which E and F are the same: "none",
-      "headwise", "kv" or "layerwise". `rescale`: make up for the rows of E that a short input flatten_keys unused.
-    - `dropout`; `attention_dropout`, by default the same. `activation` of the feed-forward: "gelu", "relu", "silu" or "tanh".
-    - `positions`: "learned", "sinusoidal" or "none". `token_types`: how many kinds of tokens there are; 0 for one.
-    - `local_width`: how many neighbours, itself in the middle, each token of an encoder hears of in every layer; odd, 0 for none.
-    - `norm_first`: norms before attention, or after it. `epsilon` of the norms. `initializer_range` of the weights.
-    - `pad_id`: the id of padding; None if there is none. `tied`: words of input and output are one matrix.
-    - Decoders: `decoder_attention` "causal" (blocks of `block_length` tokens, each shortened to `slots` rows once finished) or
-      "full"; `n_decoder_layers`, by default `n_layers`; `start_id` and `end_id` of what is generated.
+    - `k`: projected length of keys and values; one number, or one per layer. `max_len`: maximum number of tokens.
+    - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (default `d_model / n_heads`), `n_layers`: the sizes.
+    - `full_attn`: use full attention; everything else stays the same.
+    - `projection`: "linear", "dynamic", "conv", "mean", "max" or "random". `sharing`: how E and F are shared: "none",
+      "headwise", "kv" or "layerwise". `rescale`: compensate for the rows of E that a short input leaves unused.
+    - `dropout`; `attention_dropout` (default `dropout`). `activation` of the feed-forward network: "gelu", "relu",
+      "silu" or "tanh".
+    - `positions`: "learned", "sinusoidal" or "none". `token_types`: number of token types; 0 for none.
+    - `local_width`: width of the local convolution in the encoder layers, in tokens; odd, or 0 for none.
+    - `norm_first`: normalize before attention and feed-forward instead of after. `epsilon` of the norms.
+      `initializer_range`: standard deviation of the initial weights.
+    - `pad_id`: the id of padding; None if there is none. `tied`: input and output embeddings share one matrix.
+    - Decoders: `decoder_attention` "causal" (blocks of `block_length` tokens, each projected to `slots` rows once it is
+      complete) or "full"; `n_decoder_layers` (default `n_layers`); `start_id` and `end_id` of generated sequences.
     """
 
     k: int | list[int] = 256
@@ -71,12 +73,12 @@ class Options:
     end_id: int | None = None
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> "Options":
-        """From keywords; one that does not exist is refused with the nearest that does."""
+    def from_keywords(cls, options: dict[str, Any]) -> "Options":
+        """Build from keyword arguments. The error for an unknown one suggests the closest name."""
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
-                raise TypeError(f"there is no option {name!r}{nearest_of(name, names)}; there are {', '.join(names)}")
+                raise TypeError(f"unknown option {name!r}{nearest_of(name, names)}; options are {', '.join(names)}")
         if hasattr(options.get("k"), "tolist"):  # an array
             options = {**options, "k": options["k"].tolist()}
         return cls(**{name: plain_number(value) for name, value in options.items()})
@@ -97,51 +99,51 @@ class Options:
         choice("positions", self.positions, POSITIONS)
         choice("decoder_attention", self.decoder_attention, DECODER_ATTENTIONS)
         if self.projection == "none":
-            raise ValueError("projection is 'none'; for ordinary attention say full_attn=True")
-        for k in self.k_of_layers:
+            raise ValueError("projection is 'none'; for full attention use full_attn=True")
+        for k in self.k_per_layer:
             positive_integer("k", k)
-            check_projection_options(self.projection, self.max_len, k, self.sharing, self.rescale)
+            Projection.check_options(self.projection, self.max_len, k, self.sharing, self.rescale)
         if self.head_dim is None and self.d_model % self.n_heads:
             raise ValueError(
-                f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}; choose sizes that divide, or give head_dim"
+                f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}; change one, or set head_dim"
             )
         if self.slots > self.block_length:
             raise ValueError(
-                f"slots={self.slots} is more than block_length={self.block_length}; choose fewer, or longer blocks"
+                f"slots={self.slots} is more than block_length={self.block_length}; use fewer slots or longer blocks"
             )
         if isinstance(self.token_types, bool) or not isinstance(self.token_types, int) or self.token_types < 0:
-            raise ValueError(f"token_types is {self.token_types!r}; it must be 0 (one kind of tokens) or more")
+            raise ValueError(f"token_types is {self.token_types!r}; it must be an integer of at least 0")
         for name in ("epsilon", "initializer_range"):
-            if not (is_number(getattr(self, name)) and getattr(self, name) > 0):
+            if not (is_finite_number(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a number larger than 0")
         for name in ("pad_id", "start_id", "end_id"):
             value = getattr(self, name)
             if value is not None and not (type(value) is int and 0 <= value < self.vocab_size):
                 raise ValueError(
-                    f"{name} is {value!r} but vocab_size is {self.vocab_size}; choose one of 0 … {self.vocab_size - 1}"
+                    f"{name} is {value!r} but vocab_size is {self.vocab_size}; use one of 0 … {self.vocab_size - 1}"
                 )
 
     @property
-    def k_of_layers(self) -> list[int]:
-        """K of every layer."""
+    def k_per_layer(self) -> list[int]:
+        """The projected length of every layer."""
         if not isinstance(self.k, list | tuple):
             return [self.k] * self.n_layers
         if len(self.k) != self.n_layers:
             raise ValueError(
-                f"k has {len(self.k)} numbers but n_layers is {self.n_layers}; give one number, or one per layer"
+                f"k has {len(self.k)} values but n_layers is {self.n_layers}; use one number, or one per layer"
             )
         if self.sharing == "layerwise" and len(set(self.k)) > 1:
             raise ValueError(
-                f"k is {self.k} with sharing='layerwise': one matrix for all layers has one k; give a single number"
+                f"k is {self.k} with sharing='layerwise', where all layers share one matrix; use a single number"
             )
         return list(self.k)
 
     @property
     def heads(self) -> dict[str, Any]:
-        """What all attentions of a model have in common."""
+        """The options that all attention layers of a model have in common."""
         dropout = self.dropout if self.attention_dropout is None else self.attention_dropout
         return {"num_heads": self.n_heads, "key_dim": self.head_dim or self.d_model // self.n_heads, "dropout": dropout}
 
-    def config(self) -> dict[str, Any]:
-        """As keywords again."""
+    def to_dict(self) -> dict[str, Any]:
+        """The options as keyword arguments."""
         return asdict(self)

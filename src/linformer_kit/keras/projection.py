@@ -1,28 +1,28 @@
-"""What E and F are, as Keras layers: one class per projection, with the weights of its twin in PyTorch.
+"""Projections as Keras layers: one class each, with the weights of the PyTorch class of the same name.
 
 Shapes: B batch, N length, K projected length, M matrices, W window, H heads, C model size.
-The real tokens of every example come first, zeros after them, and `lengths_B` says how many there are (None: all).
+The real tokens of every example come first, then zeros; `lengths_B` counts the real tokens (None: all are real).
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 from keras import ops
 
-from ..models.options_linformer import check_projection_options
+from ..models.options_linformer import ProjectionFacts, matrix_count
 from .tokens import Tensor, at_least_float32, real_positions, take_tokens
 
 
 class Projected(NamedTuple):
-    """The K rows that stand for the N tokens."""
+    """The K rows that replace the N tokens."""
 
     rows_BMKC: Tensor
-    present_BK: Tensor | None  # False at rows that stand for no real token; None when all take part in the softmax
+    present_BK: Tensor | None  # False at rows without real tokens; None if the softmax covers all rows
 
 
 def segment_means(shape: tuple[int, int, int], dtype: str | None = None) -> Tensor:
-    """How a learned E starts: row j as the mean of the j-th of K segments, plus a tenth of noise to tell matrices apart."""
+    """Initializer of a learned E: row j is the mean of the j-th of K segments, plus a tenth of noise per matrix."""
     length, _, projected_length = shape
     column_N = ops.arange(length, dtype="int32") * projected_length // length
     in_segment_NK = ops.cast(column_N[:, None] == ops.arange(projected_length, dtype="int32"), dtype)
@@ -31,52 +31,51 @@ def segment_means(shape: tuple[int, int, int], dtype: str | None = None) -> Tens
     return noise(shape, dtype) + means_NK[:, None]
 
 
-def root_of_ratio(whole: Tensor, part: Tensor) -> Tensor:
-    """√(whole / part), and 1 where the part is zero: what is scaled by it is zero too, and its gradient stays finite."""
-    some = part > 0
-    return ops.sqrt(ops.where(some, whole, 1.0)) / ops.sqrt(ops.where(some, part, 1.0))
+def sqrt_ratio(whole: Tensor, part: Tensor) -> Tensor:
+    """√(whole / part), and 1 where `part` is zero, which keeps the gradient finite."""
+    is_positive = part > 0
+    return ops.sqrt(ops.where(is_positive, whole, 1.0)) / ops.sqrt(ops.where(is_positive, part, 1.0))
 
 
-def scaled(rows: Tensor, scale: Tensor) -> Tensor:
-    """`rows · scale` in the dtype of the rows, but multiplied in that of the scale: float16 may not hold it."""
+def apply_scale(rows: Tensor, scale: Tensor) -> Tensor:
+    """`rows · scale` in the dtype of the rows, multiplied in at least float32: float16 may not hold the scale."""
     return ops.cast(at_least_float32(rows) * scale, rows.dtype)
 
 
-def ceil_divided(length: Any, window: Any) -> Any:
-    """`length / window`, rounded up; also of lengths that a graph does not know yet."""
+def ceil_div(length: Any, window: Any) -> Any:
+    """`length / window`, rounded up; also for symbolic lengths."""
     return (length + window - 1) // window
 
 
-class Projection(keras.layers.Layer):
-    """The interface of all projections; also what a model owns and hands to its layers under `sharing="layerwise"`."""
+class Projection(ProjectionFacts, keras.layers.Layer):
+    """Base class of all projections. With `sharing="layerwise"` a model owns one and passes it to its layers."""
 
+    kinds: ClassVar[dict[str, type["Projection"]]] = {}
+    matrix_axis: ClassVar[int] = 1  # the axis of the weight that counts the matrices
     max_length: int | None = None  # None: any length
-    made_with: dict[str, Any]  # the options of `make_projection` that a layer must have in common with it
+    options: dict[str, Any]  # the options of `make_projection`
 
-    def __init__(self, matrices: int, **kwargs: Any):
+    def __init__(self, matrices: int = 1, **kwargs: Any):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.matrices = matrices
 
     def get_config(self) -> dict[str, Any]:
         raise NotImplementedError(
-            "a projection that is handed to layers as shared_projection cannot be saved by a functional model, where each layer "
-            "would get its own back; write the model as a subclass of keras.Model, which saves its weights once"
+            "a functional model cannot save a projection that several layers share: each layer would get a copy; write "
+            "the model as a subclass of keras.Model, which saves its weights once"
         )
 
     def compute_mask(self, *_: Any, **__: Any) -> None:
-        """Rows are no tokens: the mask of these says nothing about them."""
+        """None: the mask of the tokens does not apply to the rows."""
 
-    def which(self, part: str) -> slice:
-        """The matrices of E, of F, or all; with only one, E = F."""
-        return {
-            "all": slice(None),
-            "keys": slice(0, max(1, self.matrices // 2)),
-            "values": slice(self.matrices // 2, None),
-        }[part]
+    def slice_of(self, part: str) -> slice:
+        """The matrices of "keys" (E), "values" (F) or "all"; a single matrix serves as both."""
+        half = self.matrices // 2
+        return {"all": slice(None), "keys": slice(0, max(1, half)), "values": slice(half, None)}[part]
 
     def rows(self, length: Any) -> Any:
-        """How many rows `length` tokens become."""
+        """The number of rows for `length` tokens."""
         raise NotImplementedError
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
@@ -84,8 +83,12 @@ class Projection(keras.layers.Layer):
         raise NotImplementedError
 
 
-class LinearProjection(Projection):
-    """A learned `max_length × K` matrix; shorter inputs use its first N rows."""
+class LinearProjection(Projection, kind="linear"):
+    """A learned `max_length × K` matrix. Shorter inputs use its first N rows."""
+
+    takes_any_length = False
+    can_rescale = True
+    sized_by_max_length = True
 
     def __init__(self, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any):
         super().__init__(matrices, **kwargs)
@@ -94,50 +97,49 @@ class LinearProjection(Projection):
         self.rescale = rescale
 
     def build(self, _: Any = None) -> None:
-        self.weight = self.add_weight(
-            shape=(self.max_length, self.matrices, self.projected_length), initializer=segment_means, name="weight"
-        )
+        self._add_matrix(segment_means)
+
+    def _add_matrix(self, initializer: Any, trainable: bool = True) -> None:
+        shape = (self.max_length, self.matrices, self.projected_length)
+        self.weight = self.add_weight(shape=shape, initializer=initializer, trainable=trainable, name="weight")
         self.built = True
 
     def rows(self, length: Any) -> Any:
         return self.projected_length
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
-        length, which = ops.shape(x_BNC)[1], self.which(part)
-        E_NMK = self.weight[:length, which]
-        # E and F side by side, so that X is read once
+        length, part_M = ops.shape(x_BNC)[1], self.slice_of(part)
+        E_NMK = self.weight[:length, part_M]
+        # E and F side by side: X is read once
         E_FN = ops.transpose(ops.reshape(E_NMK, (-1, E_NMK.shape[1] * self.projected_length)))
         rows_BFC = ops.matmul(ops.expand_dims(E_FN, 0), x_BNC)
         rows_BMKC = ops.reshape(rows_BFC, (-1, E_NMK.shape[1], self.projected_length, x_BNC.shape[-1]))
         if self.rescale:
-            rows_BMKC = scaled(rows_BMKC, self._column_scale(length, lengths_B)[..., which, :, None])
+            rows_BMKC = apply_scale(rows_BMKC, self._column_scale(length, lengths_B)[..., part_M, :, None])
         return Projected(rows_BMKC, None)
 
     def _column_scale(self, length: Any, lengths_B: Tensor | None) -> Tensor:
-        """‖E[:, j]‖ / ‖E[real rows, j]‖: keys of short inputs are as long as those of full ones."""
+        """‖E[:, j]‖ / ‖E[real rows, j]‖: gives keys of short inputs the norm of those of full ones."""
         squares_NMK = ops.square(at_least_float32(ops.convert_to_tensor(self.weight)))
         if lengths_B is None:
             real = ops.sum(squares_NMK[:length], axis=0)
         else:
             real = ops.take(ops.cumsum(squares_NMK, axis=0), ops.maximum(lengths_B, 1) - 1, axis=0)
-        return root_of_ratio(ops.sum(squares_NMK, axis=0), real)
+        return sqrt_ratio(ops.sum(squares_NMK, axis=0), real)
 
 
-class RandomProjection(LinearProjection):
-    """A fixed Gaussian matrix N(0, 1/K), the R of the paper's Theorem 1; not trained, but saved with the model."""
+class RandomProjection(LinearProjection, kind="random"):
+    """A fixed Gaussian matrix N(0, 1/K), the R of the paper's Theorem 1. Saved with the model, not trained."""
 
     def build(self, _: Any = None) -> None:
-        self.weight = self.add_weight(
-            shape=(self.max_length, self.matrices, self.projected_length),
-            initializer=keras.initializers.RandomNormal(stddev=1 / math.sqrt(self.projected_length)),
-            trainable=False,
-            name="weight",
-        )
-        self.built = True
+        stddev = 1 / math.sqrt(self.projected_length)
+        self._add_matrix(keras.initializers.RandomNormal(stddev=stddev), trainable=False)
 
 
-class DynamicProjection(Projection):
+class DynamicProjection(Projection, kind="dynamic"):
     """E computed from the input: the softmax over positions of `X W_p` (Transformer-LS)."""
+
+    sized_by_width = True
 
     def __init__(self, embed_dim: int, projected_length: int, matrices: int, **kwargs: Any):
         super().__init__(matrices, **kwargs)
@@ -145,7 +147,7 @@ class DynamicProjection(Projection):
         self.projected_length = projected_length
 
     def build(self, _: Any = None) -> None:
-        # logits of variance 1 for normalised tokens, so that the K rows start as different averages
+        # logits of variance 1 for normalized tokens: the K rows start as different averages
         self.weight = self.add_weight(
             shape=(self.embed_dim, self.matrices, self.projected_length),
             initializer=keras.initializers.RandomNormal(stddev=1 / math.sqrt(self.embed_dim)),
@@ -157,11 +159,11 @@ class DynamicProjection(Projection):
         return self.projected_length
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
-        weight_CMK = self.weight[:, self.which(part)]
+        weight_CMK = self.weight[:, self.slice_of(part)]
         weight_CF = ops.reshape(weight_CMK, (self.embed_dim, -1))
         logits_BFN = at_least_float32(ops.einsum("cf,bnc->bfn", weight_CF, x_BNC))
         if lengths_B is not None:
-            # an example without real tokens keeps its first, a zero, so that the softmax has something to sum to 1
+            # an example without real tokens keeps its first position, a zero, so that the softmax is defined
             real_BN = real_positions(ops.shape(x_BNC)[1], ops.maximum(lengths_B, 1))
             logits_BFN = ops.where(real_BN[:, None], logits_BFN, -float("inf"))
         E_BFN = ops.cast(ops.softmax(logits_BFN, axis=-1), x_BNC.dtype)
@@ -169,19 +171,24 @@ class DynamicProjection(Projection):
         return Projected(ops.reshape(rows_BFC, (-1, weight_CMK.shape[1], self.projected_length, self.embed_dim)), None)
 
 
-class ConvProjection(Projection):
-    """A convolution along the sequence, each channel with its own taps, kernel = stride = max_length / K, rounded up."""
+class ConvProjection(Projection, kind="conv"):
+    """A depthwise convolution along the sequence, kernel = stride = max_length / K, rounded up."""
+
+    can_rescale = True
+    sized_by_max_length = True
+    sized_by_width = True
+    matrix_axis = 0
 
     def __init__(
         self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any
     ):
         super().__init__(matrices, **kwargs)
         self.embed_dim = embed_dim
-        self.window = ceil_divided(max_length, projected_length)
+        self.window = ceil_div(max_length, projected_length)
         self.rescale = rescale
 
     def build(self, _: Any = None) -> None:
-        # means plus a little noise, as in LinearProjection
+        # means plus a tenth of noise, as in LinearProjection
         self.weight = self.add_weight(
             shape=(self.matrices, self.window, self.embed_dim),
             initializer=keras.initializers.RandomNormal(mean=1 / self.window, stddev=0.1 / self.window),
@@ -190,16 +197,16 @@ class ConvProjection(Projection):
         self.built = True
 
     def rows(self, length: Any) -> Any:
-        return ceil_divided(length, self.window)
+        return ceil_div(length, self.window)
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         batch, length = ops.shape(x_BNC)[:2]
-        rows, weight_MWC = self.rows(length), self.weight[self.which(part)]
-        behind_BNC = ops.zeros((batch, rows * self.window - length, self.embed_dim), x_BNC.dtype)
+        rows, weight_MWC = self.rows(length), self.weight[self.slice_of(part)]
+        padding_BNC = ops.zeros((batch, rows * self.window - length, self.embed_dim), x_BNC.dtype)
         windows_BKWC = ops.reshape(
-            ops.concatenate([x_BNC, behind_BNC], axis=1), (-1, rows, self.window, self.embed_dim)
+            ops.concatenate([x_BNC, padding_BNC], axis=1), (-1, rows, self.window, self.embed_dim)
         )
-        # one pass over X for each matrix: an einsum would make of it C small products
+        # one pass over X per matrix: an einsum would compute C small products
         each_BKC = [ops.sum(windows_BKWC * weight_MWC[number], axis=2) for number in range(weight_MWC.shape[0])]
         rows_BMKC = ops.stack(each_BKC, axis=1)
         first_K = ops.arange(rows, dtype="int32") * self.window
@@ -208,41 +215,40 @@ class ConvProjection(Projection):
         else:
             real_BK = ops.clip(ops.expand_dims(ops.cast(lengths_B, "int32"), 1) - first_K, 0, self.window)
         if self.rescale:
-            rows_BMKC = scaled(rows_BMKC, self._column_scale(weight_MWC, real_BK))
+            rows_BMKC = apply_scale(rows_BMKC, self._column_scale(weight_MWC, real_BK))
         return Projected(rows_BMKC, None if lengths_B is None else real_BK > 0)
 
     def _column_scale(self, weight_MWC: Tensor, real_BK: Tensor) -> Tensor:
-        """‖taps‖ / ‖taps of real tokens‖, per window and channel: (B, M, K, C); real tokens come first in every window."""
+        """‖taps‖ / ‖taps of real tokens‖ per window and channel, (B, M, K, C); real tokens come first in a window."""
         squares_MWC = ops.square(at_least_float32(weight_MWC))
         real_MBKC = ops.take(ops.cumsum(squares_MWC, axis=1), ops.maximum(real_BK, 1) - 1, axis=1)
-        return root_of_ratio(ops.sum(squares_MWC, axis=1)[:, None], ops.transpose(real_MBKC, (1, 0, 2, 3)))
+        return sqrt_ratio(ops.sum(squares_MWC, axis=1)[:, None], ops.transpose(real_MBKC, (1, 0, 2, 3)))
 
 
 class PoolingProjection(Projection):
-    """The real tokens of each example, however many, cut into K windows whose sizes differ by at most one."""
+    """Pools the real tokens of each example in K windows whose sizes differ by at most one."""
+
+    has_matrices = False
 
     def __init__(self, projected_length: int, **kwargs: Any):
-        super().__init__(1, **kwargs)
+        super().__init__(**kwargs)
         self.projected_length = projected_length
 
     def build(self, _: Any = None) -> None:
         self.built = True
 
     def rows(self, length: Any) -> Any:
-        return (
-            min(self.projected_length, length)
-            if isinstance(length, int)
-            else ops.minimum(self.projected_length, length)
-        )
+        minimum = min if isinstance(length, int) else ops.minimum
+        return minimum(self.projected_length, length)
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
-        """(B, K, W, C) windows to (B, K, C) rows; `is_real_BKW1` is None when every place is taken."""
+        """(B, K, W, C) windows to (B, K, C) rows; `is_real_BKW1` is None if every window is full."""
         raise NotImplementedError
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         length, channels = ops.shape(x_BNC)[1], x_BNC.shape[-1]
         rows = self.rows(length)
-        width = ceil_divided(length, rows)
+        width = ceil_div(length, rows)
         if lengths_B is None and isinstance(length, int) and width * rows == length:  # equal windows: a view, no copy
             return Projected(self.pool(ops.reshape(x_BNC, (-1, rows, width, channels)), None)[:, None], None)
 
@@ -252,8 +258,8 @@ class PoolingProjection(Projection):
         else:
             lengths_B1 = ops.expand_dims(ops.cast(lengths_B, "int32"), 1)
         used_B1 = ops.minimum(lengths_B1, ops.cast(rows, "int32"))
-        some_B1 = ops.maximum(used_B1, 1)
-        first_BK, after_BK = row_K * lengths_B1 // some_B1, (row_K + 1) * lengths_B1 // some_B1
+        divisor_B1 = ops.maximum(used_B1, 1)
+        first_BK, after_BK = row_K * lengths_B1 // divisor_B1, (row_K + 1) * lengths_B1 // divisor_B1
         present_BK = row_K < used_B1
         position_BKW = first_BK[..., None] + ops.arange(width, dtype="int32")
         is_real_BKW = ops.logical_and(position_BKW < after_BK[..., None], present_BK[..., None])
@@ -263,7 +269,7 @@ class PoolingProjection(Projection):
         return Projected(rows_BKC[:, None], None if lengths_B is None else present_BK)
 
 
-class MeanProjection(PoolingProjection):
+class MeanProjection(PoolingProjection, kind="mean"):
     """The mean of each window."""
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
@@ -274,8 +280,8 @@ class MeanProjection(PoolingProjection):
         return ops.cast(ops.sum(real_BKWC, axis=2) / count_BK1, windows_BKWC.dtype)
 
 
-class MaxProjection(PoolingProjection):
-    """The largest value of each channel in each window."""
+class MaxProjection(PoolingProjection, kind="max"):
+    """The maximum of each channel in each window."""
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
         if is_real_BKW1 is None:
@@ -289,35 +295,28 @@ def make_projection(
     *,
     embed_dim: int,
     max_length: int = 512,
-    projected_length: int = 64,
-    sharing: str = "layerwise",
+    projected_length: int = 128,
+    sharing: str = "headwise",
     num_heads: int = 1,
     rescale: bool = False,
     **kwargs: Any,
 ) -> Projection:
-    """The projection of one layer, or, with `sharing="layerwise"`, the one that a model owns and hands to its layers.
+    """Create the projection of a layer or, with `sharing="layerwise"`, one that a model passes to its layers.
 
-    >>> shared = make_projection("linear", embed_dim=64, max_length=1024, projected_length=32)
+    >>> shared = make_projection("linear", embed_dim=64, max_length=1024, projected_length=32, sharing="layerwise")
     >>> tuple(shared(ops.zeros((2, 1000, 64))).rows_BMKC.shape)
     (2, 1, 32, 64)
     """
-    check_projection_options(projection, max_length, projected_length, sharing, rescale)
     if projection == "none":
-        raise ValueError("projection is 'none'; ordinary attention has no projection to make")
-    matrices = {"none": 2 * num_heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
-    built: Projection
-    match projection:
-        case "linear":
-            built = LinearProjection(max_length, projected_length, matrices, rescale, **kwargs)
-        case "random":
-            built = RandomProjection(max_length, projected_length, matrices, rescale, **kwargs)
-        case "dynamic":
-            built = DynamicProjection(embed_dim, projected_length, matrices, **kwargs)
-        case "conv":
-            built = ConvProjection(embed_dim, max_length, projected_length, matrices, rescale, **kwargs)
-        case "mean":
-            built = MeanProjection(projected_length, **kwargs)
-        case _:
-            built = MaxProjection(projected_length, **kwargs)
-    built.made_with = {"projection": projection, "projected_length": projected_length, "sharing": sharing}
+        raise ValueError("projection is 'none'; full attention has no projection")
+    Projection.check_options(projection, max_length, projected_length, sharing, rescale)
+    options = {
+        "embed_dim": embed_dim,
+        "max_length": max_length,
+        "projected_length": projected_length,
+        "rescale": rescale,
+    }
+    matrices = {"matrices": matrix_count(sharing, num_heads)}
+    built = Projection.build_kind(projection, {**options, **matrices}, **kwargs)
+    built.options = {"projection": projection, "sharing": sharing, **options}
     return built

@@ -1,6 +1,6 @@
-"""Weights to and from PyTorch: every parameter of one side has its twin on the other, and `twins` says which.
+"""Conversion to and from PyTorch. `parameter_pairs` maps every Keras variable to the name of its PyTorch parameter.
 
-PyTorch is imported here only, and only when something is converted.
+PyTorch is imported only here, and only inside functions.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from .attention import LinearMultiHeadAttention
 from .causal import CausalLinearMultiHeadAttention
 from .layers import LinformerLayer, Stack
 from .models import Head, Linformer, LinformerBackbone, LinformerCausalLM, LinformerMaskedLM, LinformerModel
+from .projection import Projection
 from .seq2seq import LinformerSeq2Seq
 
 if TYPE_CHECKING:
     import torch
 
-# options here, fields of LinformerConfig there
+# Keras option: field of LinformerConfig
 NAMES = {
     "k": "projected_length",
     "max_len": "max_position_embeddings",
@@ -58,7 +59,7 @@ CLASSIFIER_NAMES = {
     "pooling": "classifier_pooling",
     "classifier_dropout": "classifier_dropout",
 }
-# options that the weights do not depend on
+# options that do not affect the weights
 CHANGEABLE = (
     *("dropout", "attention_dropout", "classifier_dropout", "classifier_activation", "pad_id", "start_id", "end_id"),
     *("name", "dtype", "trainable", "seed"),
@@ -71,10 +72,10 @@ MODELS: dict[str, type[LinformerModel]] = {
     "LinformerForConditionalGeneration": LinformerSeq2Seq,
 }
 
-Twins = Iterator[tuple[str, Any]]  # the name there, the variable here
+Pairs = Iterator[tuple[str, Any]]  # name in the PyTorch state dict, Keras variable
 
 
-def of_attention(attention: LinearMultiHeadAttention, name: str) -> Twins:
+def attention_pairs(attention: LinearMultiHeadAttention, name: str) -> Pairs:
     linears = {
         "query": attention.query_dense,
         "key": attention.key_dense,
@@ -82,169 +83,168 @@ def of_attention(attention: LinearMultiHeadAttention, name: str) -> Twins:
         "output": attention.output_dense,
     }
     for linear, layer in linears.items():
-        yield from of_dense(layer, f"{name}{linear}")
+        yield from dense_pairs(layer, f"{name}{linear}")
     if attention.projection is not None:
-        yield from of_projection(attention.projection, f"{name}projection")
+        yield from projection_pairs(attention.projection, f"{name}projection")
 
 
-def of_projection(projection: Any, name: str) -> Twins:
+def projection_pairs(projection: Any, name: str) -> Pairs:
     if projection is not None and projection.weights:
         yield f"{name}.weight", projection.weight
 
 
-def of_dense(layer: Any, name: str) -> Twins:
+def dense_pairs(layer: Any, name: str) -> Pairs:
     yield f"{name}.weight", layer.kernel
     if layer.bias is not None:
         yield f"{name}.bias", layer.bias
 
 
-def of_norm(layer: keras.layers.LayerNormalization, name: str) -> Twins:
+def norm_pairs(layer: keras.layers.LayerNormalization, name: str) -> Pairs:
     yield f"{name}.weight", layer.gamma
     yield f"{name}.bias", layer.beta
 
 
-def of_layer(layer: LinformerLayer, name: str) -> Twins:
-    yield from of_attention(layer.attention, f"{name}attention.")
+def layer_pairs(layer: LinformerLayer, name: str) -> Pairs:
+    yield from attention_pairs(layer.attention, f"{name}attention.")
     if layer.local is not None:
         yield f"{name}local.weight", layer.local.weight
         yield f"{name}local.bias", layer.local.bias
-    yield from of_norm(layer.attention_residual.norm, f"{name}attention_residual.norm")
+    yield from norm_pairs(layer.attention_residual.norm, f"{name}attention_residual.norm")
     if layer.cross_attention is not None:
-        yield from of_attention(layer.cross_attention, f"{name}cross_attention.")
-        yield from of_norm(layer.cross_attention_residual.norm, f"{name}cross_attention_residual.norm")
-    yield from of_dense(layer.inner, f"{name}feed_forward.inner")
-    yield from of_dense(layer.outer, f"{name}feed_forward.outer")
-    yield from of_norm(layer.feed_forward_residual.norm, f"{name}feed_forward_residual.norm")
+        yield from attention_pairs(layer.cross_attention, f"{name}cross_attention.")
+        yield from norm_pairs(layer.cross_attention_residual.norm, f"{name}cross_attention_residual.norm")
+    yield from dense_pairs(layer.inner, f"{name}feed_forward.inner")
+    yield from dense_pairs(layer.outer, f"{name}feed_forward.outer")
+    yield from norm_pairs(layer.feed_forward_residual.norm, f"{name}feed_forward_residual.norm")
 
 
-def of_stack(stack: Stack, name: str) -> Twins:
+def stack_pairs(stack: Stack, name: str) -> Pairs:
     embeddings = stack.embeddings
     yield f"{name}embeddings.word_embeddings.weight", embeddings.words.embeddings
     if embeddings.positions is not None:
         yield f"{name}embeddings.position_embeddings.weight", embeddings.positions
     if embeddings.types is not None:
         yield f"{name}embeddings.token_type_embeddings.weight", embeddings.types.embeddings
-    yield from of_norm(embeddings.norm, f"{name}embeddings.norm")
-    yield from of_projection(stack.shared_projection, f"{name}projection")
-    yield from of_projection(stack.shared_source_projection, f"{name}source_projection")
+    yield from norm_pairs(embeddings.norm, f"{name}embeddings.norm")
+    yield from projection_pairs(stack.shared_projection, f"{name}projection")
+    yield from projection_pairs(stack.shared_source_projection, f"{name}source_projection")
     for number, layer in enumerate(stack.blocks):
-        yield from of_layer(layer, f"{name}layers.{number}.")
+        yield from layer_pairs(layer, f"{name}layers.{number}.")
     if stack.norm is not None:
-        yield from of_norm(stack.norm, f"{name}norm")
+        yield from norm_pairs(stack.norm, f"{name}norm")
 
 
-def of_head(head: Head, name: str) -> Twins:
-    yield from of_dense(head.dense, f"{name}.dense")
-    yield from of_norm(head.norm, f"{name}.norm")
+def head_pairs(head: Head, name: str) -> Pairs:
+    yield from dense_pairs(head.dense, f"{name}.dense")
+    yield from norm_pairs(head.norm, f"{name}.norm")
 
 
-def of_words(words: keras.layers.ReversibleEmbedding) -> Twins:
-    """What turns hidden states into words."""
+def output_pairs(words: keras.layers.ReversibleEmbedding) -> Pairs:
+    """The output embedding."""
     yield "lm_head.weight", words.embeddings if words.tie_weights else words.reverse_embeddings
 
 
-def twins(model: Any) -> Twins:
-    """Every parameter of a model, or of an attention, with the name of its twin in PyTorch."""
+def parameter_pairs(model: Any) -> Pairs:
+    """Every variable of a model or attention layer, with its name in PyTorch."""
     match model:
         case LinearMultiHeadAttention():
-            yield from of_attention(model, "")
+            yield from attention_pairs(model, "")
         case LinformerBackbone():
-            yield from of_stack(model.stack, "")
+            yield from stack_pairs(model.stack, "")
         case Linformer():
-            yield from of_stack(model.stack, "model.")
-            yield from of_head(model.head, "head")
-            yield from of_dense(model.classifier, "classifier")
+            yield from stack_pairs(model.stack, "model.")
+            yield from head_pairs(model.head, "head")
+            yield from dense_pairs(model.classifier, "classifier")
         case LinformerMaskedLM():
-            yield from of_stack(model.stack, "model.")
-            yield from of_head(model.head, "head")
-            yield from of_words(model.words)
+            yield from stack_pairs(model.stack, "model.")
+            yield from head_pairs(model.head, "head")
+            yield from output_pairs(model.words)
             yield "lm_head.bias", model.bias
         case LinformerCausalLM():
-            yield from of_stack(model.decoder, "model.")
-            yield from of_words(model.words)
+            yield from stack_pairs(model.decoder, "model.")
+            yield from output_pairs(model.words)
         case LinformerSeq2Seq():
-            yield from of_stack(model.encoder, "encoder.")
-            yield from of_stack(model.decoder, "decoder.")
-            yield from of_words(model.target_words)
+            yield from stack_pairs(model.encoder, "encoder.")
+            yield from stack_pairs(model.decoder, "decoder.")
+            yield from output_pairs(model.target_words)
         case _:
-            raise no_twin(model)
+            raise no_torch_class(model)
 
 
-def no_twin(model: Any) -> TypeError:
+def no_torch_class(model: Any) -> TypeError:
     names = ", ".join(sorted(kind.__name__ for kind in MODELS.values()))
     return TypeError(
-        f"{type(model).__name__} has no twin in PyTorch; those that have are LinearMultiHeadAttention, {names}"
+        f"{type(model).__name__} has no PyTorch counterpart; supported are LinearMultiHeadAttention, {names}"
     )
 
 
 def is_transposed(name: str) -> bool:
-    """Whether PyTorch stores this weight (out, in) and Keras (in, out), heads and their sizes being one axis or two."""
+    """Whether PyTorch stores this weight as (out, in) and Keras as (in, out), perhaps with heads as an axis."""
     kinds = ("query", "key", "value", "output", "inner", "outer", "dense", "classifier")
     return name.endswith(".weight") and name.removesuffix(".weight").split(".")[-1] in kinds
 
 
-def refuse_quantised(model: Any) -> None:
-    """What is stored as integers with scales is not the weight itself."""
+def check_not_quantized(model: Any) -> None:
+    """Raise for quantized models, whose weights are integers with scales."""
     if any(getattr(layer, "quantization_mode", None) is not None for layer in model._flatten_layers()):
-        raise ValueError(
-            "the model is quantised, and its weights are integers with scales; convert it before you quantise it"
-        )
+        raise ValueError("the model is quantized: its weights are integers with scales; convert it before quantizing")
 
 
 def assign(model: Any, weights: dict[str, np.ndarray]) -> None:
-    """Fill the model with weights by their names in PyTorch."""
-    for name, variable in twins(model):
+    """Set the weights of a model from those of a PyTorch state dict."""
+    for name, variable in parameter_pairs(model):
         value = weights[name]
-        if name == "lm_head.weight" and tuple(variable.shape) != value.shape:  # untied words are stored (in, out)
+        if (
+            name == "lm_head.weight" and tuple(variable.shape) != value.shape
+        ):  # untied output embeddings are stored as (in, out)
             value = value.T
         variable.assign(np.reshape(value.T if is_transposed(name) else value, variable.shape))
 
 
 def from_torch(source: Any, **changes: Any) -> Any:
-    """A PyTorch model of ours as a Keras model with the same weights; or the folder of one, or of a run of `linformer train`.
+    """Convert a PyTorch model, the directory of one, or the run directory of `linformer train`, to a Keras model.
 
     >>> from linformer_kit import LinformerConfig, LinformerForMaskedLM
-    >>> twin = LinformerForMaskedLM(LinformerConfig(vocab_size=90, hidden_size=32, num_hidden_layers=1, num_attention_heads=2))
-    >>> model = from_torch(twin)
-    >>> type(model).__name__, model.num_params() == twin.num_parameters()
+    >>> config = LinformerConfig(vocab_size=90, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    >>> torch_model = LinformerForMaskedLM(config)
+    >>> model = from_torch(torch_model)
+    >>> type(model).__name__, model.num_params() == torch_model.num_parameters()
     ('LinformerMaskedLM', True)
 
-    A classifier gives logits, as in PyTorch; with `classifier_activation="softmax"` probabilities. What weights do not depend on
-    can be changed by its name, too, such as `dropout`. Key-value heads that serve several heads are repeated for each: the outputs
-    are the same. A `LinformerAttention` becomes a `LinearMultiHeadAttention`.
+    A classifier returns logits, as in PyTorch, or probabilities with `classifier_activation="softmax"`. Other options
+    that do not affect the weights, such as `dropout`, can be changed by keyword. Grouped key-value heads are repeated,
+    which does not change the outputs. A `LinformerAttention` becomes a `LinearMultiHeadAttention`.
     """
     from linformer_kit.models.attention_linformer import LinformerAttention
 
     for name in changes:
-        choice("what is to be changed", name, CHANGEABLE)
+        choice("the option to change", name, CHANGEABLE)
     if isinstance(source, str | Path):
         source = load(Path(source))
     weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in source.state_dict().items()}
     if isinstance(source, LinformerAttention):
-        layer = LinearMultiHeadAttention(**{**options_of_attention(source), **changes})
+        options = attention_options(source)
+        layer = LinearMultiHeadAttention(**{**options, **changes})
         layer.build((None, None, source.embed_dim), (None, None, source.embed_dim))
-        kind_of_E = options_of_attention(source)["projection"]
-        sizes = (source.num_heads, source.num_kv_heads, source.head_dim, source.sharing, kind_of_E)
-        assign(layer, for_every_head(weights, *sizes))
+        sizes = (source.num_heads, source.num_kv_heads, source.head_dim, source.sharing)
+        assign(layer, repeat_kv_heads(weights, *sizes, options["projection"]))
         return layer
     kind = MODELS.get(type(source).__name__)
     if kind is None:
         raise TypeError(
-            f"{type(source).__name__} has no twin in Keras; those that have are {', '.join(MODELS)}, LinformerAttention"
+            f"{type(source).__name__} has no Keras counterpart; supported are {', '.join(MODELS)}, LinformerAttention"
         )
     config = source.config
     if kind is LinformerBackbone and config.is_decoder:
         raise ValueError(
-            "a LinformerModel with is_decoder=True has no twin in Keras; convert the LinformerForCausalLM that owns it"
+            "a LinformerModel with is_decoder=True has no Keras counterpart; convert the LinformerForCausalLM around it"
         )
     options = {name: getattr(config, field) for name, field in NAMES.items()}
     if options["projection"] == "none":
         options |= {"projection": "linear", "full_attn": True, "rescale": False}
     if isinstance(options["end_id"], list):
         if len(options["end_id"]) > 1:
-            raise ValueError(
-                f"eos_token_id is {options['end_id']}; here there is one end: set model.config.eos_token_id to it"
-            )
+            raise ValueError(f"eos_token_id is {options['end_id']}, but Keras models have one end_id; set it to one id")
         options["end_id"] = next(iter(options["end_id"]), None)
     if kind is Linformer:
         options |= {name: getattr(config, field) for name, field in CLASSIFIER_NAMES.items()}
@@ -252,84 +252,84 @@ def from_torch(source: Any, **changes: Any) -> Any:
     model = kind(**{**options, **changes})
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     head_dim = config.head_dim or config.hidden_size // heads
-    assign(model, for_every_head(weights, heads, kv_heads, head_dim, config.sharing, config.projection))
+    assign(model, repeat_kv_heads(weights, heads, kv_heads, head_dim, config.sharing, config.projection))
     return model
 
 
-def options_of_attention(layer: Any) -> dict[str, Any]:
-    """What a `LinformerAttention` is built from, by the names here."""
-    made_with = layer.needed or layer.projection.made_with
-    is_full = made_with["projection"] == "none"
+def attention_options(layer: Any) -> dict[str, Any]:
+    """The options of a `LinearMultiHeadAttention` like this `LinformerAttention`."""
+    options = layer.shared_projection_options or layer.projection.options
+    is_full = options["projection"] == "none"
     return {
         "num_heads": layer.num_heads,
         "key_dim": layer.head_dim,
-        "projection_dim": None if is_full else made_with["projected_length"],
-        "projection": "linear" if is_full else made_with["projection"],
-        "max_length": made_with["max_length"],
+        "projection_dim": None if is_full else options["projected_length"],
+        "projection": "linear" if is_full else options["projection"],
+        "max_length": options["max_length"],
         "sharing": layer.sharing,
-        "rescale": made_with["rescale"],
+        "rescale": options["rescale"],
         "dropout": layer.dropout,
         "use_bias": layer.query.bias is not None,
     }
 
 
-def for_every_head(
+def repeat_kv_heads(
     weights: dict[str, np.ndarray], heads: int, kv_heads: int, head_dim: int, sharing: str, projection: str
 ) -> dict[str, np.ndarray]:
-    """The weights with a key-value head for every head."""
-    served, repeated = heads // kv_heads, dict(weights)
+    """The weights with one key-value head per head."""
+    group, repeated = heads // kv_heads, dict(weights)
     for name, value in weights.items():
         owner = ["", *name.split(".")][-2]
         if owner in ("key", "value"):
             by_head = value.reshape(kv_heads, head_dim, *value.shape[1:])
-            repeated[name] = np.repeat(by_head, served, axis=0).reshape(heads * head_dim, *value.shape[1:])
-        elif owner == "projection" and sharing == "none":  # E and F for each
-            repeated[name] = np.repeat(value, served, axis=0 if projection == "conv" else 1)
+            repeated[name] = np.repeat(by_head, group, axis=0).reshape(heads * head_dim, *value.shape[1:])
+        elif owner == "projection" and sharing == "none":  # E and F for each head
+            repeated[name] = np.repeat(value, group, axis=Projection.kinds[projection].matrix_axis)
     return repeated
 
 
 def load(folder: Path) -> Any:
-    """The PyTorch model in a folder, or in the folder of a run."""
+    """The PyTorch model in a directory, or in a run directory."""
     import linformer_kit
 
     model = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     if not (model / "config.json").is_file():
         raise FileNotFoundError(
-            f"{folder} holds no model: there is neither config.json nor model/config.json; give the folder of a finished run of "
-            "`linformer train`, or one that save_pretrained wrote"
+            f"{folder} holds no model: there is neither config.json nor model/config.json; use the directory of a "
+            "finished run of `linformer train`, or one written by save_pretrained"
         )
     names = linformer_kit.LinformerConfig.from_pretrained(model).architectures or ["LinformerModel"]
     if names[0] not in MODELS:
         raise TypeError(
-            f"{folder} holds a {names[0]}, which has no twin in Keras; those that have are {', '.join(MODELS)}"
+            f"{folder} holds a {names[0]}, which has no Keras counterpart; supported are {', '.join(MODELS)}"
         )
     return getattr(linformer_kit, names[0]).from_pretrained(model)
 
 
 def to_torch(model: Any) -> torch.nn.Module:
-    """A Keras model of ours as a PyTorch model with the same weights, ready for `save_pretrained`, in evaluation mode.
+    """Convert a Keras model to a PyTorch model in evaluation mode, ready for `save_pretrained`.
 
     >>> from linformer_kit.keras import LinformerBackbone
     >>> backbone = LinformerBackbone(k=16, max_len=64, vocab_size=90, d_model=32, d_ff=64, n_heads=2, n_layers=1)
     >>> type(to_torch(backbone)).__name__
     'LinformerModel'
 
-    A classifier gives logits there.
+    Classifiers return logits in PyTorch.
     """
     import torch
 
     import linformer_kit
 
     if isinstance(model, keras.layers.Layer):
-        refuse_quantised(model)
-    twin: torch.nn.Module
+        check_not_quantized(model)
+    torch_model: torch.nn.Module
     if isinstance(model, LinearMultiHeadAttention):
-        twin = attention_in_torch(model)
+        torch_model = make_torch_attention(model)
     else:
         name = next((name for name, kind in MODELS.items() if isinstance(model, kind)), None)
         if name is None:
-            raise no_twin(model)
-        options = model.options.config()
+            raise no_torch_class(model)
+        options = model.options.to_dict()
         fields = {field: options[name] for name, field in NAMES.items()}
         heads = model.options.heads
         fields |= {"attention_probs_dropout_prob": heads["dropout"]}
@@ -338,36 +338,38 @@ def to_torch(model: Any) -> torch.nn.Module:
             fields["sharing"] = "headwise" if options["sharing"] == "none" else options["sharing"]
         if isinstance(model, Linformer):
             fields |= {field: model.own_config()[name] for name, field in CLASSIFIER_NAMES.items()}
-        twin = getattr(linformer_kit, name)(linformer_kit.LinformerConfig(**fields))
-    shapes = {name: tensor.shape for name, tensor in twin.state_dict().items()}
+        torch_model = getattr(linformer_kit, name)(linformer_kit.LinformerConfig(**fields))
+    shapes = {name: tensor.shape for name, tensor in torch_model.state_dict().items()}
     weights = {}
-    for name, variable in twins(model):
+    for name, variable in parameter_pairs(model):
         value = np.array(keras.ops.convert_to_numpy(variable), dtype="float32")
         if is_transposed(name) or (name == "lm_head.weight" and tuple(value.shape) != tuple(shapes[name])):
             value = value.reshape(tuple(shapes[name])[::-1]).T
         weights[name] = torch.from_numpy(np.ascontiguousarray(value.reshape(tuple(shapes[name]))))
-    twin.load_state_dict(weights)
-    return twin.eval()
+    torch_model.load_state_dict(weights)
+    return torch_model.eval()
 
 
-def attention_in_torch(layer: LinearMultiHeadAttention) -> Any:
-    """An untrained `LinformerAttention` of the same sizes."""
+def make_torch_attention(layer: LinearMultiHeadAttention) -> Any:
+    """A new `LinformerAttention` of the same sizes."""
     from linformer_kit import LinformerAttention
 
     if not layer.built:
-        raise ValueError("this layer has no weights yet; call it, or build it, first")
+        raise ValueError("this layer has no weights yet; call it or build it first")
     width = layer.query_dense.kernel.shape[0]
-    others = {
+    supported = {
         "value_dim": layer.value_dim == layer.key_dim,
         "output_shape": layer.output_dense.kernel.shape[-1] == width and len(layer.output_dense.kernel.shape) == 3,
-        "width of key or value": layer.key_dense.kernel.shape[0] == layer.value_dense.kernel.shape[0] == width,
+        "different key or value width": layer.key_dense.kernel.shape[0] == layer.value_dense.kernel.shape[0] == width,
         "use_gate": not layer.get_config()["use_gate"],
-        "causal way of attending": not isinstance(layer, CausalLinearMultiHeadAttention),
-        "sequence of several axes": layer.reads_sequences,
+        "causal mask": not isinstance(layer, CausalLinearMultiHeadAttention),
+        "multi-axis sequence": layer.reads_sequences,
     }
-    for name, is_alike in others.items():
-        if not is_alike:
-            raise ValueError(f"this layer has a {name} that LinformerAttention does not have; it cannot be converted")
+    for name, is_supported in supported.items():
+        if not is_supported:
+            raise ValueError(
+                f"this layer has a {name}, which LinformerAttention does not support; it cannot be converted"
+            )
     is_full = layer.projection_dim is None
     return LinformerAttention(
         width,
