@@ -147,7 +147,7 @@ def test_an_expression_may_be_deeper_than_the_stack_of_python():
         ("[MAX 1 12 ]", "symbol 3 is '12'; allowed"),
         ("[AVG 1 2 ]", r"symbol 1 is '\[AVG'"),
         ("( [MIN 1 ) ]", r"symbol 1 is '\('"),
-        ("[MIN 1 2]", r"symbol 3 is '2\]'.* with spaces between"),
+        ("[MIN 1 2]", r"symbol 3 is '2\]'.* separated by spaces"),
     ],
 )
 def test_what_is_no_expression_is_refused(text, message):
@@ -255,7 +255,7 @@ def test_the_benchmark_stays_the_same():
 
 def test_when_there_are_no_more_examples_it_says_so(monkeypatch):
     monkeypatch.setattr(listops, "PATIENCE", 2000)
-    with pytest.raises(RuntimeError, match=r"after 10 expressions longer than 0 and shorter than 2.*ask for fewer"):
+    with pytest.raises(RuntimeError, match=r"after 10 expressions longer than 0 and shorter than 2.*request fewer"):
         list(islice(examples(0, 0, 2), 11))
     source = examples(0, 1, 4)
     with pytest.raises(RuntimeError, match=r"after 0 expressions.*allow more lengths"):

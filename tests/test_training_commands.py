@@ -7,6 +7,7 @@ process: a process of its own needs seconds to import what it needs.
 import math
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,8 +38,8 @@ from training_zoo import (
 from transformers import AutoTokenizer
 
 from linformer_kit import __version__
-from linformer_kit.training.batches import masked, with_masked_spans
-from linformer_kit.training.checkpoint import checkpoints_in, damage, step_of
+from linformer_kit.training.batches import mask_spans, mask_tokens
+from linformer_kit.training.checkpoint import checkpoints_in, find_damage, step_of
 from linformer_kit.training.config import config_from_dict, load_config
 from linformer_kit.training.prepare import prepare
 from linformer_kit.training.run import RunFolder
@@ -64,7 +65,9 @@ def test_the_folder_of_a_run_holds_everything(trained):
     run = RunFolder(trained.run)
     # everything that was decided, the defaults included, and readable again
     stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    assert config_from_dict(stored) == load_config(run.config) == load_config(trained.yaml)
+    wanted = load_config(trained.yaml)
+    resolved = replace(wanted, training=replace(wanted.training, precision="float32", device="cpu"))
+    assert config_from_dict(stored) == load_config(run.config) == resolved
     assert stored["training"]["schedule"] == "cosine"
     assert stored["data"]["validation_share"] == 0.05
     environment = read_json(run.environment)
@@ -74,7 +77,7 @@ def test_the_folder_of_a_run_holds_everything(trained):
     # checkpoints are whole; the best one stays beside the newest
     result = read_json(run.result)
     kept = checkpoints_in(run.checkpoints)
-    assert not any(damage(path) for path in kept)
+    assert not any(find_damage(path) for path in kept)
     assert step_of(kept[-1]) == result["steps"] == load_config(trained.yaml).training.steps
     best = run.checkpoints / f"checkpoint-{result['best_step']}"
     assert best in kept
@@ -169,8 +172,8 @@ def test_a_finished_run_says_so_and_stays_as_it_is(trained_run):
         assert command("train", source).stdout == f"The run in {trained.run} is finished.\n"
     said = refused("train", trained.yaml, "training.learning_rate=1e-3", "seed=1")
     assert said == (
-        f"{trained.run} holds a run with seed=0, now seed=1 is wanted and 1 more differences; "
-        "give run=ANOTHER_FOLDER, or remove that one"
+        f"{trained.run} contains a run with seed=0, but seed=1 is requested (and 1 more differences); "
+        "choose another folder with run=FOLDER, or delete the old one"
     )
     assert files() == before
 
@@ -182,7 +185,7 @@ def test_a_run_may_be_moved_and_its_checkpoints_removed(trained_run, tmp_path):
     shutil.rmtree(run / "checkpoints")
     assert answers(run, "a good road") == answers(trained.run, "a good road")
     # what was learnt still belongs to its configuration
-    assert "holds a run with seed=0, now seed=1" in refused("train", run / "config.yaml", f"run={run}", "seed=1")
+    assert "contains a run with seed=0, but seed=1" in refused("train", run / "config.yaml", f"run={run}", "seed=1")
 
 
 # evaluation, counted again
@@ -237,11 +240,11 @@ def asked_and_wanted(task, block, number, tokenizer):
     if task == "causal-lm":
         return {"input_ids": block[:-1]}, block[1:].tolist()
     if task == "masked-lm":
-        example = masked(block, generator, 0.15, tokenizer.mask_token_id, len(tokenizer), special)
+        example = mask_tokens(block, generator, 0.15, tokenizer.mask_token_id, len(tokenizer), special)
         return {"input_ids": example["input_ids"]}, [
             None if label == -100 else label for label in example["labels"].tolist()
         ]
-    source = with_masked_spans(block, generator, 0.15, 3.0, tokenizer.mask_token_id, special)
+    source = mask_spans(block, generator, 0.15, 3.0, tokenizer.mask_token_id, special)
     return {"input_ids": source, "decoder_input_ids": np.array([tokenizer.bos_token_id, *block[:-1]])}, block.tolist()
 
 
@@ -357,15 +360,15 @@ def test_evaluate_without_a_test_split_names_those_that_are_there(tmp_path, quic
     path = quick("causal-lm", tmp_path, **{"data.path": lines, "data.validation_share": 0.5, "training.steps": 1})
     command("train", path)
     run = tmp_path / "run"
-    said = "the data of the run has no test split; it has train, validation: choose one with --split, or another file with --data"
+    said = "the data of the run have no test split; choose one of train, validation with --split, or a file with --data"
     assert refused("evaluate", run) == said
-    assert "has no tset split" in refused("evaluate", run, "--split", "tset")
+    assert "have no tset split" in refused("evaluate", run, "--split", "tset")
     assert not (run / "evaluation.json").exists()
     for split in ("train", "validation"):
         command("evaluate", run, "--split", split)
     assert "--data is 'nowhere.txt': there is no such file" in refused("evaluate", run, "--data", "nowhere.txt")
     write_lines(tmp_path / "blank.txt", ["", " "])
-    assert refused("evaluate", run, "--data", tmp_path / "blank.txt") == f"{tmp_path / 'blank.txt'} has no text at all"
+    assert refused("evaluate", run, "--data", tmp_path / "blank.txt") == f"{tmp_path / 'blank.txt'} contains no text"
     # other text, from which another tokenizer would be learnt, must not be read by this model
     write_lines(lines, ["other words", *running_lines(60)])
     assert "has changed since the run was trained" in refused("evaluate", run, "--split", "validation")

@@ -36,7 +36,7 @@ from linformer_kit.training.data import read_sources, read_splits
 from linformer_kit.training.prepare import prepare
 from linformer_kit.training.sources import find_sources
 from linformer_kit.training.tokenizer import SPECIAL
-from linformer_kit.training.tokens import classified_texts, ended, few_at_a_time
+from linformer_kit.training.tokens import classified_texts, ended, text_batches
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
@@ -401,8 +401,8 @@ def test_texts_encoded_a_few_at_a_time_are_the_same(trained_run, monkeypatch):
     first, second = ([row[name] for row in pair_rows(50)] for name in ("premise", "hypothesis"))
     for pairs in (None, second):
         whole = classified_texts(tokenizer, first, pairs, 12)
-        monkeypatch.setattr(few_at_a_time, "__defaults__", (30,))
-        assert len(list(few_at_a_time(first))) > 30
+        monkeypatch.setattr(text_batches, "__defaults__", (30,))
+        assert len(list(text_batches(first))) > 30
         assert classified_texts(tokenizer, first, pairs, 12) == whole
         end = [tokenizer.eos_token_id]
         cut = [tokenizer(text, add_special_tokens=False)["input_ids"][:6] + end for text in first]

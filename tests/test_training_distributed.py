@@ -188,7 +188,7 @@ def test_a_signal_to_one_of_them_stops_both_and_finishes_nothing(tmp_path):
     assert not (tmp_path / "two" / "model").exists()
     assert not (tmp_path / "two" / "result.json").exists()
     last = checkpoint.checkpoints_in(tmp_path / "two" / "checkpoints")[-1]
-    assert checkpoint.damage(last) is None
+    assert checkpoint.find_damage(last) is None
     # without dropout nothing was drawn: the generators are as they began, each another
     chance = [json.loads((last / f"random-{rank}.json").read_text())["torch"] for rank in (0, 1)]
     assert chance[0] != chance[1]
@@ -206,7 +206,7 @@ def test_two_processes_stop_together_and_go_on_exactly(tmp_path):
     ends(process)
     assert not (tmp_path / "two" / "model").exists()
     last = checkpoint.checkpoints_in(tmp_path / "two" / "checkpoints")[-1]
-    assert checkpoint.damage(last) is None
+    assert checkpoint.find_damage(last) is None
     assert {path.name for path in last.glob("random-*")} == {"random-0.json", "random-1.json"}
     time.sleep(1)
     run(tmp_path, TWO, "train", two.name)

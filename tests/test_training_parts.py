@@ -24,8 +24,9 @@ from transformers import TrainingArguments
 
 from linformer_kit import LinformerConfig, LinformerForConditionalGeneration, LinformerForSequenceClassification
 from linformer_kit.errors import UserError
-from linformer_kit.training import batches, checkpoint, metrics, prepare
-from linformer_kit.training.arguments import training_arguments
+from linformer_kit.process_memory import is_out_of_memory
+from linformer_kit.training import announce, batches, checkpoint, metrics, prepare
+from linformer_kit.training.arguments import resolve_hardware, training_arguments
 from linformer_kit.training.config import (
     RunConfig,
     TokenizerConfig,
@@ -37,12 +38,17 @@ from linformer_kit.training.config import (
 )
 from linformer_kit.training.config_page import reference
 from linformer_kit.training.estimate import estimate
-from linformer_kit.training.model import build_model, count_parameters, max_length, with_other_attention
+from linformer_kit.training.model import build_model, count_parameters, max_length, convert_attention
 from linformer_kit.training.run import RunFolder, differences
 from linformer_kit.training.tokenizer import SPECIAL, train_tokenizer
 from linformer_kit.training.tokens import blocks, digest
 from linformer_kit.training.train import best_checkpoint, make_trainer
-from linformer_kit.training.trainer import LinformerTrainer, evaluation_is_due, evaluations_without_gain
+from linformer_kit.training.trainer import (
+    LinformerTrainer,
+    best_evaluation,
+    evaluation_is_due,
+    evaluations_since_best,
+)
 from linformer_kit.yaml_loader import parse_yaml
 
 QUIET = Console(quiet=True)
@@ -108,10 +114,10 @@ def test_numbers_are_numbers(text, value):
         ("data.header=[1]", "data.header[0] is the number 1; allowed: a text"),
         ("training=3", "training is the number 3; allowed: keys and values"),
         ("data.columns.txt=a", "no key data.columns.txt; did you mean 'text'?"),
-        ("data.path.x=1", "data.path is a value, the text 'x.csv', and holds no keys"),
+        ("data.path.x=1", "data.path is a value, the text 'x.csv', and has no keys"),
         ("model.projected_lenght=1", "no key model.projected_lenght; did you mean 'projected_length'?"),
         ("model.hidden_size=big", "model.hidden_size is the text 'big'; allowed: a whole number"),
-        ("model.vocab_size=5", "model.vocab_size follows from the tokenizer"),
+        ("model.vocab_size=5", "model.vocab_size is derived from the tokenizer"),
         ("model.attention=none", "model.attention is the text 'none'; allowed: linformer, full"),
         ("training.batch_size=0", "training.batch_size is 0; it must be at least 1"),
         ("seed=5000000000", "seed is 5000000000; it must be at least 0 and less than 4 billion"),
@@ -121,8 +127,8 @@ def test_numbers_are_numbers(text, value):
         ("training.warmup=1", "training.warmup is 1.0; it must be at least 0 and less than 1"),
         ("training.learning_rate=-1", "training.learning_rate is -1.0; it must be larger than 0"),
         ("training.learning_rate=.nan", "training.learning_rate is the number nan; allowed: a number"),
-        ("data.generated=listops", "one of them, not both"),
-        ("data.streaming=true", "data.streaming needs training.steps"),
+        ("data.generated=listops", "set either data.path (a file, a folder or a name on the Hub) or data.generated, not both"),
+        ("data.streaming=true", "data.streaming requires training.steps"),
         ("nonsense", "'nonsense' is not an override; write key=value"),
         ("training.epochs=[", "the value in 'training.epochs=[' is not YAML"),
     ],
@@ -137,13 +143,13 @@ def test_what_is_wrong_is_named_with_what_is_allowed(write, override, said):
     ("text", "said"),
     [
         ("data: {path: x}", "the key task is missing; allowed: classification, masked-lm"),
-        ("task: classification", "give data.path"),
-        (SMALL + "task: masked-lm\n", "the key 'task' stands twice"),
-        ("- a", "must hold keys and values"),
-        ("", "must hold keys and values"),
+        ("task: classification", "set either data.path"),
+        (SMALL + "task: masked-lm\n", "the key 'task' occurs twice"),
+        ("- a", "must contain keys and values"),
+        ("", "must contain keys and values"),
         ("task: [", "is not YAML"),
-        (SMALL + "training: {epochs: 1, steps: 2}", "both given"),
-        (SMALL + "model: {from: a, hidden_size: 3}", "remove model.hidden_size"),
+        (SMALL + "training: {epochs: 1, steps: 2}", "both set"),
+        (SMALL + "model: {from: a, hidden_size: 3}", "determines model.hidden_size; remove that key"),
     ],
 )
 def test_a_file_that_means_nothing(write, text, said):
@@ -304,8 +310,8 @@ def test_a_digest_is_of_tokens_labels_and_their_order():
     assert digest(with_more) == found[0]
 
 
-def examples_of(rows, change=lambda example, _: example, seed=0):
-    return batches.Examples(datasets.Dataset.from_list(rows), change, seed)
+def examples_of(rows, transform=lambda example, _: example, seed=0):
+    return batches.Examples(datasets.Dataset.from_list(rows), transform, seed)
 
 
 def test_every_pass_of_a_stream_is_another():
@@ -322,7 +328,7 @@ def test_every_pass_of_a_stream_is_another():
 def test_masking_follows_berts_rule():
     tokens, special = np.tile(np.arange(5, 105), 2000), np.array([0, 1, 2, 3, 4])
     tokens[::10] = 3
-    example = batches.masked(tokens, np.random.default_rng(0), 0.15, 4, 105, special)
+    example = batches.mask_tokens(tokens, np.random.default_rng(0), 0.15, 4, 105, special)
     chosen = example["labels"] != -100
     count = (tokens > 4).sum()
     assert not chosen[tokens <= 4].any()
@@ -337,7 +343,7 @@ def test_masking_follows_berts_rule():
 
 def test_even_a_short_text_has_something_to_guess():
     for seed in range(50):
-        example = batches.masked(np.array([2, 7, 3]), np.random.default_rng(seed), 0.15, 4, 10, np.arange(5))
+        example = batches.mask_tokens(np.array([2, 7, 3]), np.random.default_rng(seed), 0.15, 4, 10, np.arange(5))
         assert example["labels"].tolist() == [-100, 7, -100]
 
 
@@ -347,7 +353,7 @@ def test_masked_spans_leave_the_rest_in_order(length, share, mean, seed):
     special = np.array([0, 1, 2, 3, 4])
     ids = np.arange(10, 10 + length)
     ids[::17] = 3
-    source = batches.with_masked_spans(ids, np.random.default_rng(seed), share, mean, 4, special).tolist()
+    source = batches.mask_spans(ids, np.random.default_rng(seed), share, mean, 4, special).tolist()
     hidden = Counter(ids.tolist()) - Counter(source)
     assert [token for token in source if token != 4] == [
         token for token in ids.tolist() if token not in hidden or token == 3
@@ -360,7 +366,7 @@ def test_masked_spans_leave_the_rest_in_order(length, share, mean, seed):
 
 def test_spans_are_as_long_as_wanted():
     ids = np.arange(10, 20_010)
-    source = batches.with_masked_spans(ids, np.random.default_rng(0), 0.3, 3.0, 4, np.arange(5))
+    source = batches.mask_spans(ids, np.random.default_rng(0), 0.3, 3.0, 4, np.arange(5))
     masks = (source == 4).sum()
     hidden = len(ids) - (len(source) - masks)
     assert hidden == round(0.3 * len(ids))
@@ -371,10 +377,10 @@ def test_spans_are_as_long_as_wanted():
 def test_what_is_drawn_follows_from_seed_epoch_and_example_alone():
     rows = [{"input_ids": list(range(5, 45))} for _ in range(6)]
 
-    def change(example, generator):
-        return batches.masked(example["input_ids"], generator, 0.3, 4, 45, np.arange(5))
+    def transform(example, generator):
+        return batches.mask_tokens(example["input_ids"], generator, 0.3, 4, 45, np.arange(5))
 
-    examples = examples_of(rows, change, seed=3)
+    examples = examples_of(rows, transform, seed=3)
     alone = [examples[index]["input_ids"].tolist() for index in range(6)]
     together = [example["input_ids"].tolist() for example in examples.__getitems__([5, 3, 0])]
     assert together == [alone[5], alone[3], alone[0]]
@@ -383,7 +389,7 @@ def test_what_is_drawn_follows_from_seed_epoch_and_example_alone():
     assert examples[0]["input_ids"].tolist() != alone[0]
     examples.set_epoch(0)
     assert examples[0]["input_ids"].tolist() == alone[0]
-    assert examples_of(rows, change, seed=4)[0]["input_ids"].tolist() != alone[0]
+    assert examples_of(rows, transform, seed=4)[0]["input_ids"].tolist() != alone[0]
 
 
 @settings(max_examples=50, deadline=None)
@@ -392,7 +398,7 @@ def test_an_epoch_takes_whole_batches_of_like_lengths_each_example_once(count, s
     lengths = np.random.default_rng(count).integers(1, 1000, count)
     examples = examples_of([{"input_ids": [1], "length": int(length)} for length in lengths])
     examples.set_epoch(epoch)
-    order = batches.InBuckets(examples, size)
+    order = batches.LengthGroupedSampler(examples, size)
     indices = list(order)
     assert len(indices) == len(order) == count // size * size
     assert len(set(indices)) == len(indices)
@@ -407,7 +413,7 @@ def test_an_epoch_takes_whole_batches_of_like_lengths_each_example_once(count, s
 
 def test_another_epoch_has_another_order():
     examples = examples_of([{"input_ids": [1]}] * 64)
-    order = batches.InBuckets(examples, 8)
+    order = batches.LengthGroupedSampler(examples, 8)
     first = list(order)
     examples.set_epoch(1)
     assert sorted(order) == sorted(first)
@@ -415,7 +421,7 @@ def test_another_epoch_has_another_order():
 
 
 def test_padding_to_the_longest_and_a_mask_only_where_there_is_padding():
-    pad = batches.Padding(9)
+    pad = batches.PaddingCollator(9)
     batch = pad(
         [
             {"input_ids": np.array([1, 2, 3]), "labels": np.array([4])},
@@ -530,7 +536,7 @@ class History:
 @pytest.mark.parametrize(("losses", "count"), [([3], 0), ([3, 2, 1], 0), ([1, 2, 3], 2), ([3, 1, 2, 1], 2)])
 def test_patience_counts_from_the_first_best(losses, count):
     arguments = type("Arguments", (), {"metric_for_best_model": "loss", "greater_is_better": False})
-    assert evaluations_without_gain(History(losses), arguments) == count
+    assert evaluations_since_best(History(losses), arguments) == count
 
 
 @pytest.mark.parametrize(("step", "due"), [(0, False), (20, False), (25, False), (30, True), (95, True)])
@@ -594,16 +600,16 @@ def test_the_optimizer_comes_back_bit_for_bit(tmp_path):
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path):
-    with checkpoint.written_whole(tmp_path / "checkpoint-1") as folder:
+    with checkpoint.atomic_checkpoint(tmp_path / "checkpoint-1") as folder:
         (folder / "a").write_text("1")
         assert checkpoint.checkpoints_in(tmp_path) == []
-    assert checkpoint.damage(tmp_path / "checkpoint-1") is None
+    assert checkpoint.find_damage(tmp_path / "checkpoint-1") is None
     with (
-        pytest.raises(UserError, match=r"last whole checkpoint is .*checkpoint-1.*give the same command"),
-        checkpoint.written_whole(tmp_path / "checkpoint-2"),
+        pytest.raises(UserError, match=r"last complete checkpoint is .*checkpoint-1.*resume with the same command"),
+        checkpoint.atomic_checkpoint(tmp_path / "checkpoint-2"),
     ):
         raise OSError(28, "No space left on device")
-    with pytest.raises(ZeroDivisionError), checkpoint.written_whole(tmp_path / "checkpoint-3") as folder:
+    with pytest.raises(ZeroDivisionError), checkpoint.atomic_checkpoint(tmp_path / "checkpoint-3") as folder:
         raise ZeroDivisionError
     assert [path.name for path in checkpoint.checkpoints_in(tmp_path)] == ["checkpoint-1"]
 
@@ -616,7 +622,7 @@ def test_old_checkpoints_go_and_the_best_stays(tmp_path):
 
 
 def write_checkpoint(folder, step):
-    with checkpoint.written_whole(folder / f"checkpoint-{step}") as unfinished:
+    with checkpoint.atomic_checkpoint(folder / f"checkpoint-{step}") as unfinished:
         (unfinished / "weights").write_text(str(step))
 
 
@@ -625,9 +631,9 @@ def test_what_is_newer_than_the_last_whole_checkpoint_goes(tmp_path):
         write_checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-15" / "weights").write_text("damaged")
     (tmp_path / ".checkpoint-20.unfinished").mkdir()
-    last = checkpoint.latest_whole(tmp_path, QUIET)
+    last = checkpoint.latest_intact(tmp_path, QUIET)
     assert last == tmp_path / "checkpoint-10"
-    checkpoint.remove_beyond(tmp_path, last)
+    checkpoint.remove_newer(tmp_path, last)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-5"]
 
 
@@ -648,7 +654,7 @@ def test_the_best_checkpoint_is_the_best_that_is_whole(tmp_path):
     assert best() == (15, 0.9)
     for step in (5, 15):
         (run.checkpoints / f"checkpoint-{step}" / "weights").unlink()
-    with pytest.raises(UserError, match="no whole checkpoint is left"):
+    with pytest.raises(UserError, match="has no intact checkpoint"):
         best()
 
 
@@ -729,14 +735,14 @@ def test_a_model_that_attends_otherwise_generates_as_it_did():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     model = LinformerForConditionalGeneration(LinformerConfig(vocab_size=20, **sizes))
     model.generation_config.num_beams = 3
-    assert with_other_attention(model, {"projection": "dynamic"}).generation_config.num_beams == 3
+    assert convert_attention(model, {"projection": "dynamic"}).generation_config.num_beams == 3
 
 
 def test_an_evaluation_that_is_made_up_for_may_be_the_best(small_trainer):
     trainer = small_trainer()
     trainer.state.global_step = 8
-    trainer._evaluate(None, None, skip_scheduler=True)
-    assert trainer.state.best_global_step == 8
+    trainer.evaluate()
+    assert best_evaluation(trainer.state, trainer.args)["step"] == 8
 
 
 def test_norms_and_biases_do_not_decay(small_trainer):
@@ -756,7 +762,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path, write):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("precious")
     with (
-        pytest.raises(UserError, match=r"not the folder of a run, but holds 'precious\.txt'"),
+        pytest.raises(UserError, match=r"not a run folder: it contains 'precious\.txt'"),
         RunFolder(tmp_path / "mine").locked(),
     ):
         RunFolder(tmp_path / "mine").begin(write(SMALL))

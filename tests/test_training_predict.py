@@ -133,7 +133,7 @@ def test_predict_in_a_process_of_its_own(trained_run, tmp_path):
     first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert first == {"text": source, "translation": target}
     assert second["text"].startswith(other)
-    assert result.stderr == "Warning: input 2 has 45 tokens, of which the model takes 24; the rest was not used\n"
+    assert result.stderr == "Warning: input 2 has 45 tokens and was truncated to 24, the maximum length of the model\n"
     assert "ö" in result.stdout  # as it is, not as \u00f6
 
 
@@ -147,7 +147,7 @@ def test_pairs_stand_in_two_columns_or_beside_a_tab(trained_run, tmp_path):
     ]
     assert np.mean([answer["label"] == row["label"] for answer, row in zip(expected, rows, strict=True)]) > 0.7
     assert answers(run, write_jsonl(tmp_path / "pairs.jsonl", rows)) == expected
-    assert "'alone' is alone; write both texts with a tab between them" in refused("predict", run, "alone")
+    assert "'one' is a single text; separate the two texts with a tab" in refused("predict", run, "one")
     half = write_jsonl(tmp_path / "half.jsonl", [{"premise": "a good road"}])
     assert refused("predict", run, half) == f"{half} has no column 'hypothesis'; it has premise"
 
@@ -155,18 +155,18 @@ def test_pairs_stand_in_two_columns_or_beside_a_tab(trained_run, tmp_path):
 @pytest.mark.slow
 def test_what_is_cut_is_told(trained_run):
     for task, text, said in (
-        ("classification", "good " * 30, r"input 1 has 32 tokens, of which the model takes 24; the rest was not used"),
+        ("classification", "good " * 30, r"input 1 has 32 tokens and was truncated to 24, the maximum length of the model"),
         (
             "causal-lm",
             "one two " * 15,
-            r"input 1 has 30 tokens; with 6 to come the model takes 18: only the last ones were used",
+            r"input 1 has 30 tokens and was truncated to the last 18, which leaves room for 6 new tokens",
         ),
     ):
         result = command("predict", trained_run(task).run, text, "short", text, "--tokens", 6)
         warnings = result.stderr.splitlines()
         assert warnings == [f"Warning: {said}", f"Warning: {said}".replace("input 1", "input 3")]
         assert len(result.stdout.splitlines()) == 3
-    said = "--tokens is 24, but the model takes 24 tokens, those of the text it goes on from included; allowed: 1 to 23"
+    said = "--tokens is 24, but the maximum length of the model, including the input, is 24; allowed: 1 to 23"
     assert refused("predict", trained_run("causal-lm").run, "one two", "--tokens", 24) == said
     assert (
         len(command("predict", trained_run("causal-lm").run, "one two").stdout.split()) == 12
@@ -204,12 +204,12 @@ def test_every_mask_of_a_text_is_filled(trained_run):
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert [len(answer["masks"]) for answer in found] == [2, 0, 0, 0]
     assert found[1]["filled"] == "one two three"
-    write = "has nothing to fill in; write <mask> where a token is to be guessed"
+    write = "has no mask; write <mask> for each token to predict"
     assert [line.removeprefix("Warning: ") for line in result.stderr.splitlines()] == [
-        "input 4 has 32 tokens, of which the model takes 24; the rest was not used",
+        "input 4 has 32 tokens and was truncated to 24, the maximum length of the model",
         f"input 2 {write}",
         f"input 3 {write}",
-        "input 4 has nothing to fill in; it was cut",
+        "input 4 has no mask; it was cut off",
     ]
 
 
@@ -232,9 +232,9 @@ def test_a_run_reads_what_it_asks_about_as_it_was_trained(tmp_path, quick):
     assert refused("predict", tmp_path / "run", tmp_path) == f"{tmp_path} is a folder; give its files"
     assert (
         refused("predict", tmp_path / "run", "good", "-")
-        == "- is standard input, which cannot be given beside other inputs"
+        == "-, standard input, cannot be combined with other inputs"
     )
-    assert "is not text in the encoding of this terminal" in refused("predict", tmp_path / "run", "\udcff")
+    assert "is not in the encoding of this terminal" in refused("predict", tmp_path / "run", "\udcff")
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COL
 # `linformer`, but the process is killed when a function is called for the n-th time
 DYING = """
 import os, signal, sys
-from linformer_kit import cli
+from linformer_kit import cli, files
 from linformer_kit.training import checkpoint, train, trainer
 
 where, count, *arguments = sys.argv[1:]
@@ -55,7 +55,7 @@ home, name = {
     "evaluation": (trainer.LinformerTrainer, "prediction_step"),
     "checkpoint": (trainer, "save_optimizer"),
     "seal": (checkpoint, "seal"),
-    "rename": (checkpoint.os, "rename"),
+    "rename": (files.os, "rename"),
     "removal": (trainer, "remove_old"),
     "finish": (train, "write_text"),
 }[where]
@@ -183,7 +183,7 @@ def test_a_signal_saves_and_says_how_to_go_on(undisturbed, number):
     step = int(said.split()[5])
     assert f"linformer train {name}/config.yaml" in said
     last = checkpoint.checkpoints_in(path.parent / name / "checkpoints")[-1]
-    assert (checkpoint.step_of(last), checkpoint.damage(last)) == (step, None)
+    assert (checkpoint.step_of(last), checkpoint.find_damage(last)) == (step, None)
     assert not (path.parent / name / "model").exists()
     train(path)
     is_the_same(path, undisturbed)
@@ -279,7 +279,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(undisturbed,
     harm(path.parent / path.stem / "checkpoints" / f"checkpoint-{LAST}" / name)
     output, _ = train(path)
     assert f"checkpoint-{LAST} is damaged" in output
-    assert "goes on at 24" in output
+    assert "resuming at 24" in output
     is_the_same(path, undisturbed)
 
 
@@ -289,7 +289,7 @@ def test_all_checkpoints_damaged_means_from_the_beginning(undisturbed):
         truncate(folder / "model.safetensors")
     output, _ = train(path)
     assert output.count("is damaged") == 3
-    assert "goes on at" not in output
+    assert "resuming at" not in output
     is_the_same(path, undisturbed)
 
 
@@ -310,7 +310,7 @@ with RunFolder(Path("contested")).locked():
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         _, errors = train(path, code=2)
-        assert errors.startswith("Error: another run is writing to contested")
+        assert errors.startswith("Error: another process is writing to contested")
     finally:
         holder.kill()
         holder.communicate()
@@ -339,9 +339,9 @@ def test_a_full_disk_stops_clearly_and_leaves_the_last_checkpoint(undisturbed):
     _, errors = train(path, sys.executable, "-c", LIMITED, code=2)
     assert errors.startswith("Error: ")
     assert "could not be written" in errors
-    assert f"the last whole checkpoint is full/checkpoints/{last.name}" in errors
+    assert f"the last complete checkpoint is full/checkpoints/{last.name}" in errors
     assert [each.name for each in folder.iterdir()] == [last.name]
-    assert checkpoint.damage(last) is None
+    assert checkpoint.find_damage(last) is None
     train(path)
     is_the_same(path, undisturbed)
 
@@ -376,7 +376,7 @@ def test_a_stream_goes_on_exactly_after_several_passes(tmp_path):
 def test_a_run_with_other_settings_is_refused(undisturbed):
     path = write_run(undisturbed.parent, "undisturbed", model={"projected_length": 8})
     _, errors = train(path, code=2)
-    assert "undisturbed holds a run with model.projected_length=4, now model.projected_length=8 is wanted" in errors
+    assert "undisturbed contains a run with model.projected_length=4, but model.projected_length=8 is requested" in errors
     write_run(undisturbed.parent, "undisturbed")
 
 

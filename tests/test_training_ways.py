@@ -185,7 +185,7 @@ def test_pieces_of_a_batch_make_the_same_step(tmp_path, quick):
     assert losses[4] == pytest.approx(losses[1], rel=1e-4)
     assert losses[1][-1] < losses[1][0]
     assert refused("train", quick("causal-lm", tmp_path), "training.accumulate=3", f"run={tmp_path / '3'}") == (
-        "training.batch_size is 16, which 1 process(es) × training.accumulate=3 do not divide; choose a multiple of 3"
+        "training.batch_size is 16, not a multiple of 1 process(es) × training.accumulate=3; choose a multiple of 3"
     )
 
 
@@ -316,9 +316,7 @@ def test_weights_and_biases_writes_into_the_run(tmp_path):
     ("task", "ending"),
     [("masked-lm", "txt"), ("masked-lm", "jsonl.gz"), ("causal-lm", "txt.gz"), ("translation", "tsv")],
 )
-@pytest.mark.filterwarnings(
-    "ignore:unclosed file:ResourceWarning"
-)  # datasets flatten_keys it to chance when a table is closed
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets does not close tables
 def test_streaming(tmp_path, task, ending):
     """The first examples are held out; the others are read again and again, as long as there are steps."""
     path = tmp_path / f"corpus.{ending.removesuffix('.gz')}"
