@@ -1,7 +1,7 @@
-"""The commands from end to end: every task prepared, trained and evaluated; what they write and print; each metric, again.
+"""The commands end to end: each task is prepared, trained and evaluated; outputs and metrics are checked independently.
 
-One small run per task is trained by the real command in a process of its own. What only looks at such a run runs in this
-process: a process of its own needs seconds to import what it needs.
+One small run per task is trained by the command in a separate process. Tests that only inspect a run use this process,
+because starting another one takes seconds.
 """
 
 import math
@@ -46,7 +46,7 @@ from linformer_kit.training.run import RunFolder
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
-# chance, or the best that can be had without looking at the input, and what the model must reach; it reaches 0.95 and more
+# metric, its value without looking at the input, and what the model must reach; it reaches 0.95 and more
 LEARNT = {
     "classification": ("accuracy", 0.5, 0.85),
     "pairs": ("accuracy", 0.5, 0.75),
@@ -61,9 +61,9 @@ LEARNT = {
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_run_holds_everything(trained):
+def test_the_run_folder_is_complete(trained):
     run = RunFolder(trained.run)
-    # everything that was decided, the defaults included, and readable again
+    # the complete configuration, with defaults and with resolved device and precision
     stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     wanted = load_config(trained.yaml)
     resolved = replace(wanted, training=replace(wanted.training, precision="float32", device="cpu"))
@@ -74,7 +74,7 @@ def test_the_folder_of_a_run_holds_everything(trained):
     assert environment["packages"]["linformer-kit"] == __version__
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["command"] == f"linformer train {trained.yaml}"
-    # checkpoints are whole; the best one stays beside the newest
+    # checkpoints are intact; the best one is kept in addition to the newest
     result = read_json(run.result)
     kept = checkpoints_in(run.checkpoints)
     assert not any(find_damage(path) for path in kept)
@@ -91,7 +91,7 @@ def test_the_folder_of_a_run_holds_everything(trained):
 
 
 @pytest.mark.slow
-def test_metrics_tell_how_it_went(trained):
+def test_metrics_are_logged(trained):
     lines = read_lines(trained.run / "metrics.jsonl")
     training = [line for line in lines if "loss" in line]
     evaluations = [line for line in lines if "validation_loss" in line]
@@ -101,7 +101,7 @@ def test_metrics_tell_how_it_went(trained):
     assert training[-1]["loss"] < 0.6 * training[0]["loss"]
     assert all(line["tokens_per_second"] > 0 and line["grad_norm"] > 0 for line in training)
     assert training[-1]["tokens"] == result["tokens"]
-    # the best is the first of those with the best value, and its metrics are the run's
+    # the best evaluation is the first with the best value; the result has its metrics
     key, choose = ("validation_accuracy", max) if "validation_macro_f1" in evaluations[0] else ("validation_loss", min)
     best = choose(evaluations, key=lambda line: line[key])
     assert best["step"] == result["best_step"]
@@ -112,7 +112,7 @@ def test_metrics_tell_how_it_went(trained):
 
 
 @pytest.mark.slow
-def test_it_has_learnt(trained, tmp_path):
+def test_the_model_has_learned(trained, tmp_path):
     metric, chance, enough = LEARNT[trained.task]
     run = trained.copy(tmp_path)
     printed = rows_of(command("evaluate", run).stdout)
@@ -124,8 +124,8 @@ def test_it_has_learnt(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_validation_split_gives_what_training_has_found(trained, tmp_path):
-    """So model/ is the best checkpoint, and evaluating is the same wherever it happens."""
+def test_evaluate_agrees_with_training_on_the_validation_split(trained, tmp_path):
+    """So model/ is the best checkpoint, and `evaluate` agrees with the evaluation during training."""
     run = trained.copy(tmp_path)
     command("evaluate", run, "--split", "validation")
     stored, result = read_json(run / "evaluation.json"), read_json(run / "result.json")
@@ -140,7 +140,7 @@ def test_the_validation_split_gives_what_training_has_found(trained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "translation"])
-def test_prepare_tells_what_there_is_and_train_finds_it(task, tmp_path):
+def test_prepare_prints_a_summary_and_train_reuses_its_data(task, tmp_path):
     path = yaml_for(task, tmp_path, **{"training.steps": 2, "training.evaluate_every": None})
     printed = linformer("prepare", path, cwd=tmp_path).stdout
     config = load_config(path)
@@ -159,7 +159,7 @@ def test_prepare_tells_what_there_is_and_train_finds_it(task, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_says_so_and_stays_as_it_is(trained_run):
+def test_a_finished_run_is_left_unchanged(trained_run):
     trained = trained_run("classification")
 
     def files():
@@ -184,15 +184,15 @@ def test_a_run_may_be_moved_and_its_checkpoints_removed(trained_run, tmp_path):
     run = trained.copy(tmp_path)
     shutil.rmtree(run / "checkpoints")
     assert answers(run, "a good road") == answers(trained.run, "a good road")
-    # what was learnt still belongs to its configuration
+    # the configuration is still checked
     assert "contains a run with seed=0, but seed=1" in refused("train", run / "config.yaml", f"run={run}", "seed=1")
 
 
-# evaluation, counted again
+# evaluation, computed independently
 
 
 def labelled_wrongly(rows):
-    """Every third label is the other one, so that no metric is perfect."""
+    """Every third label is wrong, so that no metric is perfect."""
     other = {"pos": "neg", "neg": "pos"}
     return [
         {**row, "label": other[row["label"]] if number % 3 == 0 else row["label"]} for number, row in enumerate(rows)
@@ -227,7 +227,7 @@ def test_every_example_is_classified_and_counted_once(trained_run, tmp_path, tas
 
 
 def blocks_of(path, tokenizer, length=24):
-    """The tokens of a text, line after line with an end behind each, in pieces."""
+    """The tokens of a text in blocks; each line ends with an end token."""
     tokens = []
     for line in filter(None, path.read_text(encoding="utf-8").splitlines()):
         tokens += [*tokenizer(line, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
@@ -235,7 +235,7 @@ def blocks_of(path, tokenizer, length=24):
 
 
 def asked_and_wanted(task, block, number, tokenizer):
-    """What the model gets of a block, and what it should say at each place; None where nothing is asked."""
+    """The inputs of the model for a block and the expected token at each position; None without a loss."""
     special, generator = np.array(tokenizer.all_special_ids), np.random.default_rng((0, 0, number))
     if task == "causal-lm":
         return {"input_ids": block[:-1]}, block[1:].tolist()
@@ -278,15 +278,15 @@ def test_perplexity_is_that_of_a_plain_loop(trained_run, tmp_path, task):
 
 
 @pytest.mark.slow
-def test_bleu_is_sacrebleus_and_translations_stand_beside_their_references(trained_run, tmp_path):
+def test_bleu_is_that_of_sacrebleu_and_translations_are_stored(trained_run, tmp_path):
     trained = trained_run("translation")
     pairs = sentence_pairs(37, seed=9)
-    # references that no translation is like, so that the score is not simply 100
+    # some references match no translation, so that the score is not 100
     pairs = [
         (source, "ganz anders , aber gut" if number % 4 == 0 else target)
         for number, (source, target) in enumerate(pairs)
     ]
-    # and sources of different lengths, which are translated in another order
+    # sources of different lengths are translated in another order
     pairs = [(source + " again" * (number % 3 == 1), target) for number, (source, target) in enumerate(pairs)]
     other = write_lines(tmp_path / "other.tsv", ["source\ttarget", *map("\t".join, pairs)])
     run = trained.copy(tmp_path)
@@ -301,7 +301,7 @@ def test_bleu_is_sacrebleus_and_translations_stand_beside_their_references(train
     assert float(printed["bleu"]) == pytest.approx(scored.score, abs=1e-4)
     assert stored["sentences"] == stored["rows"] == 37
     assert stored["bleu_signature"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
-    # the loss of the references, and the translations themselves, one sentence at a time
+    # the loss and the translations, one sentence at a time
     model, tokenizer = trained.load()
     loss, tokens = 0.0, 0
     for (source, target), hypothesis in zip(pairs, hypotheses, strict=True):
@@ -320,7 +320,7 @@ def test_bleu_is_sacrebleus_and_translations_stand_beside_their_references(train
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["pairs", "masked-lm", "translation"])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_the_size_of_a_batch_does_not_matter(trained_run, tmp_path, task, size):
+def test_metrics_do_not_depend_on_the_batch_size(trained_run, tmp_path, task, size):
     run = trained_run(task).copy(tmp_path)
     command("evaluate", run)
     before = read_json(run / "evaluation.json")
@@ -335,7 +335,7 @@ def test_the_size_of_a_batch_does_not_matter(trained_run, tmp_path, task, size):
 
 
 @pytest.mark.slow
-def test_beams_are_more_than_one_guess(tmp_path, quick):
+def test_beam_search_differs_from_greedy_decoding(tmp_path, quick):
     command(
         "train", quick("translation", tmp_path, **{"training.steps": 40})
     )  # so few that there is something to choose from
@@ -369,7 +369,7 @@ def test_evaluate_without_a_test_split_names_those_that_are_there(tmp_path, quic
     assert "--data is 'nowhere.txt': there is no such file" in refused("evaluate", run, "--data", "nowhere.txt")
     write_lines(tmp_path / "blank.txt", ["", " "])
     assert refused("evaluate", run, "--data", tmp_path / "blank.txt") == f"{tmp_path / 'blank.txt'} contains no text"
-    # other text, from which another tokenizer would be learnt, must not be read by this model
+    # other text gives another tokenizer, which does not fit the model
     write_lines(lines, ["other words", *running_lines(60)])
     assert "has changed since the run was trained" in refused("evaluate", run, "--split", "validation")
 

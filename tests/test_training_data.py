@@ -1,4 +1,4 @@
-"""What is read and how it becomes tokens: formats, splits, columns, labels, tokenizers, texts that are cut, very long lines."""
+"""Reading and tokenizing: formats, splits, columns, labels, tokenizers, truncation, very long lines."""
 
 import codecs
 import csv
@@ -300,10 +300,7 @@ def test_what_is_nested_is_reached_with_a_dot(tmp_path):
     held_out = prepared.splits["validation"]
     assert set(zip(held_out["source"], held_out["target"], strict=True)) < set(pairs)
     said = refused("prepare", yaml_for("translation", tmp_path, **columns), "data.columns.target=translation.fr")
-    assert (
-        said
-        == "the column 'translation.fr' is not everywhere in the data: where 'fr' should be, 'translation' has the keys en, de"
-    )
+    assert said == "some rows have no column 'translation.fr': there, 'translation' has the keys en, de"
     said = refused("prepare", yaml_for("translation", tmp_path, **columns), "data.columns.target=translation")
     assert said == "the column 'translation' holds dicts, not texts; did you mean 'translation.en'?"
 

@@ -1,4 +1,4 @@
-"""Mistakes: whatever is wrong with data, settings, folders, models or questions, a command ends with one line that says so."""
+"""Mistakes in data, settings, folders, models or inputs end a command with one line that names them."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 def bad_file(tmp_path, name, content, task="classification", **overrides):
-    """What `linformer train` says of a file; nothing is left that looks like a model."""
+    """The error of `linformer train` for a file; it leaves nothing that looks like a model."""
     (tmp_path / name).write_bytes(content)
     said = refused(
         "train", yaml_for(task, tmp_path, **{"data.path": tmp_path / name, "training.steps": 2, **overrides})
@@ -102,8 +102,8 @@ def test_an_encoding_may_be_named(tmp_path):
     text = "".join(f"{line}\n" for line in lines).encode("latin-1")
     number = next(number for number, line in enumerate(text.split(b"\n"), start=1) if b"\xfc" in line)
     assert bad_file(tmp_path, "latin.txt", text, "masked-lm") == (
-        f"latin.txt, line {number}: the byte 0xfc is not utf-8; set data.encoding (latin-1, cp1252, …) for text, CSV and TSV "
-        "files, or convert the file with iconv"
+        f"latin.txt, line {number}: the byte 0xfc is not utf-8; set data.encoding (latin-1, cp1252, …) for text, "
+        "CSV and TSV files, or convert the file with iconv"
     )
     config = load_config(
         yaml_for("masked-lm", tmp_path, **{"data.path": tmp_path / "latin.txt", "data.encoding": "latin-1"})
@@ -117,7 +117,7 @@ def test_an_encoding_may_be_named(tmp_path):
 
 @pytest.mark.parametrize("where", ["held out", "in what the tokenizer learns from", "in training"])
 def test_a_stream_that_cannot_be_read_on(tmp_path, where, monkeypatch):
-    """It is found out only when it is reached."""
+    """The error occurs when the bad line is reached."""
     monkeypatch.setattr("linformer_kit.training.prepare.TOKENIZER_EXAMPLES", 3000 if where == "in training" else 10**9)
     lines = [f"{line}\n".encode() for line in running_lines(30_000 if where == "in training" else 3000)]
     lines[5 if where == "held out" else -5] = "schön\n".encode("latin-1")
@@ -153,7 +153,7 @@ def test_columns_and_labels_that_are_not_there(tmp_path):
     write_jsonl(tmp_path / "data" / "test.jsonl", [*ROWS[:3], {"text": "so so", "label": "meh"}])
     said = "the test split has the label 'meh', which the training split does not have; known labels: neg, pos"
     assert refused("prepare", path) == said
-    # in a process of its own: this one has threads, and forked workers could wait for their locks for ever
+    # in another process: this one has threads, and forked workers could deadlock
     assert the_error(linformer("prepare", path, "data.workers=2", cwd=tmp_path, check=False).stderr) == said
     many = [{"text": "a", "label": f"{number}"} for number in range(2000)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in many))
@@ -172,12 +172,12 @@ def test_a_stream_that_is_too_short_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_mistakes_in_a_process_of_its_own(tmp_path):
-    """One line on standard error, nothing of Python; also where the hub cannot be asked."""
+    """One line on standard error without a traceback, also without access to the Hub."""
     path = yaml_for("classification", tmp_path)
     hub = "there is no such file or folder, and reading it from the Hugging Face Hub failed .+; for local files, .+"
     tokenizer = r"no folder with a tokenizer and could not be loaded from the Hub \(.+\)"
     for override, said in {
-        f"data.path={tmp_path / 'missing.jsonl'}": f"data.path is '{tmp_path}/missing.jsonl': there is no such file or folder",
+        f"data.path={tmp_path}/missing": f"data.path is '{tmp_path}/missing': there is no such file or folder",
         "data.path=some/reviews": f"data.path is 'some/reviews': {hub}",
         "tokenizer.from=nonsense": f"tokenizer.from is 'nonsense', which is {tokenizer}",
     }.items():
@@ -263,7 +263,7 @@ def test_a_configuration_that_is_not_shipped():
 
 
 def test_a_corrected_command_may_use_the_same_folder(tmp_path, quick):
-    """What failed before the first checkpoint has left nothing that the next attempt could contradict."""
+    """An attempt that fails before its first checkpoint does not restrict the next one."""
     path = quick("classification", tmp_path)
     assert "training.batch_size is 1000, but there are only 400 training examples" in refused(
         "train", path, "training.batch_size=1000"
@@ -290,7 +290,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, quick, clip):
     )
     assert "smaller training.learning_rate" in said
     assert not (tmp_path / "run" / "model").exists()
-    # also if only the last step ruins it
+    # also in the last step
     assert "the loss is " in refused("train", path, "training.steps=1", f"run={tmp_path / 'one'}")
     assert not (tmp_path / "one" / "model").exists()
 
@@ -325,9 +325,7 @@ def test_a_model_of_another_kind_is_no_start(tmp_path, quick, trained_run):
         assert said in refused("train", quick(task, tmp_path, **{"model": start, "tokenizer": None}))
         assert not (tmp_path / "run" / "model").exists()
     said = refused("train", quick("classification", tmp_path), f"model.from={tmp_path}")
-    assert said.startswith(
-        "model.from loads a saved model, which determines model.hidden_size; remove that key"
-    )
+    assert said.startswith("model.from loads a saved model, which determines model.hidden_size; remove that key")
     assert "Allowed with model.from: attention, attention_probs_dropout_prob, block_length" in said
 
 
@@ -352,7 +350,7 @@ def test_models_and_tokenizers_that_are_none(tmp_path, quick, trained_run):
     )
 
 
-# questions to a run
+# inputs of a run
 
 
 @pytest.mark.slow
@@ -392,8 +390,8 @@ def test_what_is_no_finished_run_of_this_version_is_not_asked(trained_run, tmp_p
     for args in (("predict", other, "text"), ("evaluate", other), ("train", other / "config.yaml", f"run={other}")):
         said = refused(*args)
         assert said == (
-            f"{other} was written by linformer-kit 9.9 in format 99; this is version {__version__}, which reads format 1. "
-            "Install that version, or train again"
+            f"{other} was written by linformer-kit 9.9 in format 99; this is version {__version__}, "
+            "which reads format 1. Install that version, or train again"
         )
     (other / "environment.json").write_text("{}")
     assert "environment.json is missing or damaged" in refused("predict", other, "text")
