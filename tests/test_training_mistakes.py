@@ -241,9 +241,9 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(tmp_path, quick, override
         ("task: classification\ndata: {path: x, path: y}\n", "the key 'path' occurs twice"),
         (
             "classification\n",
-            "must contain keys and values, such as `task: classification`, not the text 'classification'",
+            "must contain keys and values, such as `task: classification`; it contains the text 'classification'",
         ),
-        ("", "not nothing"),
+        ("", "it contains nothing"),
         ("data: {path: x.csv}\n", "the key task is missing; allowed: classification, masked-lm"),
     ],
 )

@@ -112,7 +112,7 @@ def test_numbers_are_numbers(text, value):
         ("data.streaming=1", "data.streaming is the number 1; allowed: true or false"),
         ("task=clasification", "task is the text 'clasification'; allowed: classification, masked-lm, causal-lm,"),
         ("training.schedule=cosin", "did you mean 'cosine'?"),
-        ("data.header=a", "data.header is the text 'a'; allowed: a list of a text"),
+        ("data.header=a", "data.header is the text 'a'; allowed: a list of texts"),
         ("data.header=[1]", "data.header[0] is the number 1; allowed: a text"),
         ("training=3", "training is the number 3; allowed: keys and values"),
         ("data.columns.txt=a", "no key data.columns.txt; did you mean 'text'?"),

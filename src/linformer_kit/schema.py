@@ -118,7 +118,8 @@ def allowed(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
     if get_origin(kind) is list:
-        return f"a list of {allowed(get_args(kind)[0])}"
+        items = {int: "whole numbers", float: "numbers", str: "texts"}
+        return f"a list of {items.get(get_args(kind)[0]) or allowed(get_args(kind)[0])}"
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "nothing"}
     return names.get(kind, "keys and values")
 

@@ -31,8 +31,8 @@ def announcement(trainer: LinformerTrainer, prepared: Prepared, config: RunConfi
         table.add_row(f"{role} examples", describe_split(rows, prepared.summary["splits"].get(role)))
     if prepared.labels:
         table.add_row("labels", format_names(prepared.labels))
-    whole, projections = count_parameters(trainer.model)
-    table.add_row("parameters", f"{whole:,}, including {projections:,} in E and F")
+    total, projections = count_parameters(trainer.model)
+    table.add_row("parameters", f"{total:,}, including {projections:,} in E and F")
     done = state.global_step if state else 0
     steps = trainer.args.max_steps
     table.add_row(
@@ -80,12 +80,12 @@ def probe_batches(trainer: LinformerTrainer) -> tuple[dict[str, Any], dict[str, 
     if isinstance(examples, Examples):
         order = examples.lengths.argsort(kind="stable")[::-1].tolist()
         middle = max(0, len(order) // 2 - size // 2)
-        drawn = [examples.__getitems__(indices) for indices in (order[:size], order[middle : middle + size])]
+        batches = [examples.__getitems__(indices) for indices in (order[:size], order[middle : middle + size])]
     else:
-        drawn = [list(islice(examples, size))] * 2
+        batches = [list(islice(examples, size))] * 2
     longest, typical = (
         {name: tensor.to(trainer.args.device) for name, tensor in trainer.data_collator(batch).items()}
-        for batch in drawn
+        for batch in batches
     )
     return longest, typical
 

@@ -213,7 +213,9 @@ def load_config(source: str | Path, overrides: list[str] | None = None) -> RunCo
     path = find_config(source)
     tree = read_yaml(path, "a configuration")
     if not isinstance(tree, dict):
-        raise UserError(f"{path} must contain keys and values, such as `task: classification`, not {describe(tree)}")
+        raise UserError(
+            f"{path} must contain keys and values, such as `task: classification`; it contains {describe(tree)}"
+        )
     if path.name == CONFIG_NAME and path.with_name("environment.json").is_file():
         tree["run"] = str(path.parent)  # the run folder may have been moved
     for override in overrides or []:
@@ -271,7 +273,7 @@ def config_from_dict(tree: Mapping[str, Any]) -> RunConfig:
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
-    """The reverse of `config_from_dict`."""
+    """Convert a configuration to nested dictionaries."""
     return {
         key_of(item.name): config_to_dict(value) if is_dataclass(value := getattr(config, item.name)) else value
         for item in fields(config)
@@ -279,7 +281,7 @@ def config_to_dict(config: Any) -> dict[str, Any]:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The whole configuration, defaults included."""
+    """The complete configuration as YAML, including defaults."""
     return yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
 
 

@@ -337,7 +337,7 @@ def split_validation(rows: Rows, config: RunConfig) -> tuple[Rows, Rows]:
     if not 1 <= size < len(rows):
         raise UserError(
             f"data.validation_share is {data.validation_share}: of {len(rows)} rows, {max(0, len(rows) - size)} are "
-            f"for training and {size} for validation, but both need one; provide a validation split, or change the share"
+            f"for training and {size} for validation; both need one. Provide a validation split, or change the share"
         )
     if is_language_model(config.task):
         return rows.select(range(len(rows) - size)), rows.select(range(len(rows) - size, len(rows)))

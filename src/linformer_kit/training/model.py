@@ -65,9 +65,9 @@ def load_initial_model(
     model, found = model_class.from_pretrained(
         source, ignore_mismatched_sizes=True, output_loading_info=True, **derived
     )
-    fresh = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
     if body := [
-        name for name in fresh if name.startswith(("model.", "encoder.", "decoder.")) and "token_type" not in name
+        name for name in missing if name.startswith(("model.", "encoder.", "decoder.")) and "token_type" not in name
     ]:
         raise UserError(
             f"model.from is {source!r}, a {saved_class_name(source)}, which has no weights for {', '.join(body[:2])} … "
@@ -142,11 +142,11 @@ def check_initial_model(config: RunConfig) -> str:
 
 def count_parameters(model: PreTrainedModel) -> tuple[int, int]:
     """(number of parameters, number of parameters of E and F)."""
-    whole = sum(parameter.numel() for parameter in model.parameters())
+    total = sum(parameter.numel() for parameter in model.parameters())
     projections = {
         id(parameter): parameter.numel()
         for module in model.modules()
         if isinstance(module, Projection)
         for parameter in module.parameters()
     }
-    return whole, sum(projections.values())
+    return total, sum(projections.values())

@@ -247,10 +247,10 @@ def blocks(arrays: Iterator[np.ndarray], length: int) -> Iterator[pa.Table]:
     rest = np.zeros(0, np.int32)
     for array in arrays:
         rest = np.concatenate([rest, array])
-        whole = len(rest) // length * length
-        if whole:
-            yield table_of_rows(rest[:whole], np.arange(0, whole + 1, length))
-            rest = rest[whole:]
+        full = len(rest) // length * length
+        if full:
+            yield table_of_rows(rest[:full], np.arange(0, full + 1, length))
+            rest = rest[full:]
     if len(rest) > 1:  # a single token has no context
         yield table_of_rows(rest, np.array([0, len(rest)]))
 

@@ -132,7 +132,7 @@ class LinformerTrainer(Trainer):
     # loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The default loss; with label smoothing our own, because of the shifted labels of causal models."""
+        """The default loss, or a smoothed one; label smoothing of `Trainer` does not fit shifted labels."""
         smoothing = self.config.training.label_smoothing
         if smoothing == 0:
             inputs = inputs | self.forward_options(inputs["labels"])
