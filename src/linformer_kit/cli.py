@@ -65,7 +65,7 @@ def short_errors() -> Iterator[None]:
 
 
 class Projection(StrEnum):
-    """What E is."""
+    """Kinds of projections."""
 
     linear = "linear"
     dynamic = "dynamic"
@@ -76,7 +76,7 @@ class Projection(StrEnum):
 
 
 class Sharing(StrEnum):
-    """Which matrices of one layer are the same."""
+    """Which projection matrices of a layer are shared."""
 
     none = "none"
     headwise = "headwise"
@@ -84,7 +84,7 @@ class Sharing(StrEnum):
 
 
 class Backend(StrEnum):
-    """What the layer is made of."""
+    """Framework of a layer."""
 
     torch = "torch"
     keras = "keras"
@@ -97,7 +97,7 @@ class Preset(StrEnum):
 
 
 class What(StrEnum):
-    """What a picture shows."""
+    """Kinds of plots."""
 
     costs = "costs"
     paper_table = "paper-table"
@@ -249,7 +249,7 @@ def benchmark(
 
 
 def last_of(names: str) -> Callable[[str], list[str]]:
-    """Completes the last of several values with a comma between them; `names` is a tuple in `bench.names`."""
+    """Completion of the last of several comma-separated values; `names` is a tuple in `bench.names`."""
 
     def complete(incomplete: str) -> list[str]:
         from .bench import names as known

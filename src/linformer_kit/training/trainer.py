@@ -1,7 +1,8 @@
 """The trainer: that of transformers, with exact resumption, atomic checkpoints and metrics that count each token once.
 
 Three private methods of `Trainer` are overridden: `_save_checkpoint`, `_load_optimizer_and_scheduler` and
-`_load_rng_state`. Their signatures may change in any minor version, so pyproject.toml allows the tested one only.
+`_load_rng_state`; `_prepare_inputs`, `_save_optimizer_and_scheduler` and `_save_scaler` are called. They may change in
+any minor version, so pyproject.toml allows the tested one only.
 """
 
 import json
