@@ -74,7 +74,7 @@ BAD_FILES = {
     ),
     "null.jsonl": (
         f'{JSONL}{{"text": null, "label": "pos"}}\n'.encode(),
-        "the column 'text' has rows without a value; remove them",
+        "the column 'text' has rows without a value; remove or fill them",
     ),
     "heading.csv": (b"text,label\n", "heading.csv has no rows"),
     "few.jsonl": (

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from accelerate import PartialState
@@ -21,7 +22,7 @@ def resolve_hardware(config: RunConfig, resumed: RunConfig | None = None) -> Run
     training = config.training
     if training.device == "cuda" and not torch.cuda.is_available():
         raise UserError("training.device is cuda, but PyTorch finds no GPU; set training.device=cpu")
-    device = "cuda" if is_on_gpu(training) else "cpu"
+    device: Literal["cpu", "cuda"] = "cuda" if is_on_gpu(training) else "cpu"
     precision = training.precision
     if precision == "auto" and resumed is not None:
         precision = resumed.training.precision
