@@ -302,7 +302,7 @@ from pathlib import Path
 from linformer_kit.training.run import RunFolder
 with RunFolder(Path("contested")).locked():
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)  # it is killed before; on a busy machine the other process takes more than a minute to start
 """
     holder = subprocess.Popen(
         [sys.executable, "-c", code], cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
