@@ -60,7 +60,7 @@ def float64():
 
 @pytest.fixture(scope="module")
 def nothing_is_left_behind():
-    """What a command sets for its process is set back: other tests share this one. Modules that run commands in it ask for this."""
+    """Restores what commands change in this process; for modules that run commands in it."""
     import datasets
     import transformers
     from accelerate.state import AcceleratorState

@@ -23,7 +23,7 @@ def test_version():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["demo", "--help"]], ids=" ".join)
-def test_help_tells_of_the_demo(arguments):
+def test_help_names_the_demo(arguments):
     result = linformer(*arguments)
     assert result.exit_code == 0
     assert "demo" in result.output
@@ -61,7 +61,7 @@ def test_the_installed_script_runs():
     assert (done.returncode, done.stdout, done.stderr) == (0, f"linformer-kit {__version__}\n", "")
 
 
-def test_a_log_that_knows_only_ascii(tmp_path):
+def test_an_ascii_log(tmp_path):
     code = """
 import sys
 from linformer_kit import cli, demo
@@ -94,7 +94,7 @@ cli.app(["demo", "--output", sys.argv[1]])
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_what_people_can_mend_ends_in_one_line(tmp_path, monkeypatch, error, code, said):
+def test_user_errors_end_in_one_line(tmp_path, monkeypatch, error, code, said):
     def failing(*_):
         raise error
 

@@ -147,7 +147,7 @@ def test_an_expression_may_be_deeper_than_the_stack_of_python():
         ("[MAX 1 12 ]", "symbol 3 is '12'; allowed"),
         ("[AVG 1 2 ]", r"symbol 1 is '\[AVG'"),
         ("( [MIN 1 ) ]", r"symbol 1 is '\('"),
-        ("[MIN 1 2]", r"symbol 3 is '2\]'.* with spaces between"),
+        ("[MIN 1 2]", r"symbol 3 is '2\]'.* separated by spaces"),
     ],
 )
 def test_what_is_no_expression_is_refused(text, message):
@@ -182,7 +182,7 @@ def test_both_limits_are_excluded_and_all_between_them_is_found(shortest, longes
 def test_operators_and_digits_are_uniform(some):
     counts = Counter(symbol for text, _ in some for symbol in text.split())
     assert counts["]"] == sum(counts[name] for name in OPERATORS)
-    # neither depends on the length, so choosing by length flatten_keys them uniform
+    # neither depends on the length, so selecting by length keeps them uniform
     assert chi_square([counts[name] for name in OPERATORS], [1] * 4) < ONCE_IN_A_MILLION[3]
     assert chi_square([counts[digit] for digit in "0123456789"], [1] * 10) < ONCE_IN_A_MILLION[9]
 
@@ -246,7 +246,7 @@ def test_a_seed_gives_the_same_examples_and_another_one_others(some):
 
 
 def test_the_benchmark_stays_the_same():
-    """The data behind published figures: whoever changes them must say so."""
+    """Published numbers use these data; a change must be deliberate."""
     lines = "".join(f"{text} {value}\n" for text, value in islice(examples(), 100))
     assert (
         hashlib.sha256(lines.encode()).hexdigest() == "e8b150d1a75e223f7c8a77a2d24142cf38f707404535de902201c8d945638da5"
@@ -255,7 +255,7 @@ def test_the_benchmark_stays_the_same():
 
 def test_when_there_are_no_more_examples_it_says_so(monkeypatch):
     monkeypatch.setattr(listops, "PATIENCE", 2000)
-    with pytest.raises(RuntimeError, match=r"after 10 expressions longer than 0 and shorter than 2.*ask for fewer"):
+    with pytest.raises(RuntimeError, match=r"after 10 expressions longer than 0 and shorter than 2.*request fewer"):
         list(islice(examples(0, 0, 2), 11))
     source = examples(0, 1, 4)
     with pytest.raises(RuntimeError, match=r"after 0 expressions.*allow more lengths"):

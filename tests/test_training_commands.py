@@ -1,12 +1,13 @@
-"""The commands from end to end: every task prepared, trained and evaluated; what they write and print; each metric, again.
+"""The commands end to end: each task is prepared, trained and evaluated; outputs and metrics are checked independently.
 
-One small run per task is trained by the real command in a process of its own. What only looks at such a run runs in this
-process: a process of its own needs seconds to import what it needs.
+One small run per task is trained by the command in a separate process. Tests that only inspect a run use this process,
+because starting another one takes seconds.
 """
 
 import math
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,15 +38,15 @@ from training_zoo import (
 from transformers import AutoTokenizer
 
 from linformer_kit import __version__
-from linformer_kit.training.batches import masked, with_masked_spans
-from linformer_kit.training.checkpoint import checkpoints_in, damage, step_of
+from linformer_kit.training.batches import mask_spans, mask_tokens
+from linformer_kit.training.checkpoint import checkpoints_in, find_damage, step_of
 from linformer_kit.training.config import config_from_dict, load_config
 from linformer_kit.training.prepare import prepare
 from linformer_kit.training.run import RunFolder
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
-# chance, or the best that can be had without looking at the input, and what the model must reach; it reaches 0.95 and more
+# metric, its value without looking at the input, and what the model must reach; it reaches 0.95 and more
 LEARNT = {
     "classification": ("accuracy", 0.5, 0.85),
     "pairs": ("accuracy", 0.5, 0.75),
@@ -60,21 +61,23 @@ LEARNT = {
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_run_holds_everything(trained):
+def test_the_run_folder_is_complete(trained):
     run = RunFolder(trained.run)
-    # everything that was decided, the defaults included, and readable again
+    # the complete configuration, with defaults and with resolved device and precision
     stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    assert config_from_dict(stored) == load_config(run.config) == load_config(trained.yaml)
+    wanted = load_config(trained.yaml)
+    resolved = replace(wanted, training=replace(wanted.training, precision="float32", device="cpu"))
+    assert config_from_dict(stored) == load_config(run.config) == resolved
     assert stored["training"]["schedule"] == "cosine"
     assert stored["data"]["validation_share"] == 0.05
     environment = read_json(run.environment)
     assert environment["packages"]["linformer-kit"] == __version__
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["command"] == f"linformer train {trained.yaml}"
-    # checkpoints are whole; the best one stays beside the newest
+    # checkpoints are intact; the best one is kept in addition to the newest
     result = read_json(run.result)
     kept = checkpoints_in(run.checkpoints)
-    assert not any(damage(path) for path in kept)
+    assert not any(find_damage(path) for path in kept)
     assert step_of(kept[-1]) == result["steps"] == load_config(trained.yaml).training.steps
     best = run.checkpoints / f"checkpoint-{result['best_step']}"
     assert best in kept
@@ -88,7 +91,7 @@ def test_the_folder_of_a_run_holds_everything(trained):
 
 
 @pytest.mark.slow
-def test_metrics_tell_how_it_went(trained):
+def test_metrics_are_logged(trained):
     lines = read_lines(trained.run / "metrics.jsonl")
     training = [line for line in lines if "loss" in line]
     evaluations = [line for line in lines if "validation_loss" in line]
@@ -98,7 +101,7 @@ def test_metrics_tell_how_it_went(trained):
     assert training[-1]["loss"] < 0.6 * training[0]["loss"]
     assert all(line["tokens_per_second"] > 0 and line["grad_norm"] > 0 for line in training)
     assert training[-1]["tokens"] == result["tokens"]
-    # the best is the first of those with the best value, and its metrics are the run's
+    # the best evaluation is the first with the best value; the result has its metrics
     key, choose = ("validation_accuracy", max) if "validation_macro_f1" in evaluations[0] else ("validation_loss", min)
     best = choose(evaluations, key=lambda line: line[key])
     assert best["step"] == result["best_step"]
@@ -109,7 +112,7 @@ def test_metrics_tell_how_it_went(trained):
 
 
 @pytest.mark.slow
-def test_it_has_learnt(trained, tmp_path):
+def test_the_model_has_learned(trained, tmp_path):
     metric, chance, enough = LEARNT[trained.task]
     run = trained.copy(tmp_path)
     printed = rows_of(command("evaluate", run).stdout)
@@ -121,8 +124,8 @@ def test_it_has_learnt(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_validation_split_gives_what_training_has_found(trained, tmp_path):
-    """So model/ is the best checkpoint, and evaluating is the same wherever it happens."""
+def test_evaluate_agrees_with_training_on_the_validation_split(trained, tmp_path):
+    """So model/ is the best checkpoint, and `evaluate` agrees with the evaluation during training."""
     run = trained.copy(tmp_path)
     command("evaluate", run, "--split", "validation")
     stored, result = read_json(run / "evaluation.json"), read_json(run / "result.json")
@@ -137,7 +140,7 @@ def test_the_validation_split_gives_what_training_has_found(trained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "translation"])
-def test_prepare_tells_what_there_is_and_train_finds_it(task, tmp_path):
+def test_prepare_prints_a_summary_and_train_reuses_its_data(task, tmp_path):
     path = yaml_for(task, tmp_path, **{"training.steps": 2, "training.evaluate_every": None})
     printed = linformer("prepare", path, cwd=tmp_path).stdout
     config = load_config(path)
@@ -156,7 +159,7 @@ def test_prepare_tells_what_there_is_and_train_finds_it(task, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_says_so_and_stays_as_it_is(trained_run):
+def test_a_finished_run_is_left_unchanged(trained_run):
     trained = trained_run("classification")
 
     def files():
@@ -169,8 +172,8 @@ def test_a_finished_run_says_so_and_stays_as_it_is(trained_run):
         assert command("train", source).stdout == f"The run in {trained.run} is finished.\n"
     said = refused("train", trained.yaml, "training.learning_rate=1e-3", "seed=1")
     assert said == (
-        f"{trained.run} holds a run with seed=0, now seed=1 is wanted and 1 more differences; "
-        "give run=ANOTHER_FOLDER, or remove that one"
+        f"{trained.run} contains a run with seed=0, but seed=1 is requested (and 1 more differences); "
+        "choose another folder with run=FOLDER, or delete the old one"
     )
     assert files() == before
 
@@ -181,15 +184,15 @@ def test_a_run_may_be_moved_and_its_checkpoints_removed(trained_run, tmp_path):
     run = trained.copy(tmp_path)
     shutil.rmtree(run / "checkpoints")
     assert answers(run, "a good road") == answers(trained.run, "a good road")
-    # what was learnt still belongs to its configuration
-    assert "holds a run with seed=0, now seed=1" in refused("train", run / "config.yaml", f"run={run}", "seed=1")
+    # the configuration is still checked
+    assert "contains a run with seed=0, but seed=1" in refused("train", run / "config.yaml", f"run={run}", "seed=1")
 
 
-# evaluation, counted again
+# evaluation, computed independently
 
 
 def labelled_wrongly(rows):
-    """Every third label is the other one, so that no metric is perfect."""
+    """Every third label is wrong, so that no metric is perfect."""
     other = {"pos": "neg", "neg": "pos"}
     return [
         {**row, "label": other[row["label"]] if number % 3 == 0 else row["label"]} for number, row in enumerate(rows)
@@ -224,7 +227,7 @@ def test_every_example_is_classified_and_counted_once(trained_run, tmp_path, tas
 
 
 def blocks_of(path, tokenizer, length=24):
-    """The tokens of a text, line after line with an end behind each, in pieces."""
+    """The tokens of a text in blocks; each line ends with an end token."""
     tokens = []
     for line in filter(None, path.read_text(encoding="utf-8").splitlines()):
         tokens += [*tokenizer(line, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
@@ -232,16 +235,16 @@ def blocks_of(path, tokenizer, length=24):
 
 
 def asked_and_wanted(task, block, number, tokenizer):
-    """What the model gets of a block, and what it should say at each place; None where nothing is asked."""
+    """The inputs of the model for a block and the expected token at each position; None without a loss."""
     special, generator = np.array(tokenizer.all_special_ids), np.random.default_rng((0, 0, number))
     if task == "causal-lm":
         return {"input_ids": block[:-1]}, block[1:].tolist()
     if task == "masked-lm":
-        example = masked(block, generator, 0.15, tokenizer.mask_token_id, len(tokenizer), special)
+        example = mask_tokens(block, generator, 0.15, tokenizer.mask_token_id, len(tokenizer), special)
         return {"input_ids": example["input_ids"]}, [
             None if label == -100 else label for label in example["labels"].tolist()
         ]
-    source = with_masked_spans(block, generator, 0.15, 3.0, tokenizer.mask_token_id, special)
+    source = mask_spans(block, generator, 0.15, 3.0, tokenizer.mask_token_id, special)
     return {"input_ids": source, "decoder_input_ids": np.array([tokenizer.bos_token_id, *block[:-1]])}, block.tolist()
 
 
@@ -275,15 +278,15 @@ def test_perplexity_is_that_of_a_plain_loop(trained_run, tmp_path, task):
 
 
 @pytest.mark.slow
-def test_bleu_is_sacrebleus_and_translations_stand_beside_their_references(trained_run, tmp_path):
+def test_bleu_is_that_of_sacrebleu_and_translations_are_stored(trained_run, tmp_path):
     trained = trained_run("translation")
     pairs = sentence_pairs(37, seed=9)
-    # references that no translation is like, so that the score is not simply 100
+    # some references match no translation, so that the score is not 100
     pairs = [
         (source, "ganz anders , aber gut" if number % 4 == 0 else target)
         for number, (source, target) in enumerate(pairs)
     ]
-    # and sources of different lengths, which are translated in another order
+    # sources of different lengths are translated in another order
     pairs = [(source + " again" * (number % 3 == 1), target) for number, (source, target) in enumerate(pairs)]
     other = write_lines(tmp_path / "other.tsv", ["source\ttarget", *map("\t".join, pairs)])
     run = trained.copy(tmp_path)
@@ -298,7 +301,7 @@ def test_bleu_is_sacrebleus_and_translations_stand_beside_their_references(train
     assert float(printed["bleu"]) == pytest.approx(scored.score, abs=1e-4)
     assert stored["sentences"] == stored["rows"] == 37
     assert stored["bleu_signature"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
-    # the loss of the references, and the translations themselves, one sentence at a time
+    # the loss and the translations, one sentence at a time
     model, tokenizer = trained.load()
     loss, tokens = 0.0, 0
     for (source, target), hypothesis in zip(pairs, hypotheses, strict=True):
@@ -317,7 +320,7 @@ def test_bleu_is_sacrebleus_and_translations_stand_beside_their_references(train
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["pairs", "masked-lm", "translation"])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_the_size_of_a_batch_does_not_matter(trained_run, tmp_path, task, size):
+def test_metrics_do_not_depend_on_the_batch_size(trained_run, tmp_path, task, size):
     run = trained_run(task).copy(tmp_path)
     command("evaluate", run)
     before = read_json(run / "evaluation.json")
@@ -332,7 +335,7 @@ def test_the_size_of_a_batch_does_not_matter(trained_run, tmp_path, task, size):
 
 
 @pytest.mark.slow
-def test_beams_are_more_than_one_guess(tmp_path, quick):
+def test_beam_search_differs_from_greedy_decoding(tmp_path, quick):
     command(
         "train", quick("translation", tmp_path, **{"training.steps": 40})
     )  # so few that there is something to choose from
@@ -357,16 +360,16 @@ def test_evaluate_without_a_test_split_names_those_that_are_there(tmp_path, quic
     path = quick("causal-lm", tmp_path, **{"data.path": lines, "data.validation_share": 0.5, "training.steps": 1})
     command("train", path)
     run = tmp_path / "run"
-    said = "the data of the run has no test split; it has train, validation: choose one with --split, or another file with --data"
+    said = "the data of the run have no test split; choose one of train, validation with --split, or a file with --data"
     assert refused("evaluate", run) == said
-    assert "has no tset split" in refused("evaluate", run, "--split", "tset")
+    assert "have no tset split" in refused("evaluate", run, "--split", "tset")
     assert not (run / "evaluation.json").exists()
     for split in ("train", "validation"):
         command("evaluate", run, "--split", split)
     assert "--data is 'nowhere.txt': there is no such file" in refused("evaluate", run, "--data", "nowhere.txt")
     write_lines(tmp_path / "blank.txt", ["", " "])
-    assert refused("evaluate", run, "--data", tmp_path / "blank.txt") == f"{tmp_path / 'blank.txt'} has no text at all"
-    # other text, from which another tokenizer would be learnt, must not be read by this model
+    assert refused("evaluate", run, "--data", tmp_path / "blank.txt") == f"{tmp_path / 'blank.txt'} contains no text"
+    # other text gives another tokenizer, which does not fit the model
     write_lines(lines, ["other words", *running_lines(60)])
     assert "has changed since the run was trained" in refused("evaluate", run, "--split", "validation")
 

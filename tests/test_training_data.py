@@ -1,4 +1,4 @@
-"""What is read and how it becomes tokens: formats, splits, columns, labels, tokenizers, texts that are cut, very long lines."""
+"""Reading and tokenizing: formats, splits, columns, labels, tokenizers, truncation, very long lines."""
 
 import codecs
 import csv
@@ -36,7 +36,7 @@ from linformer_kit.training.data import read_sources, read_splits
 from linformer_kit.training.prepare import prepare
 from linformer_kit.training.sources import find_sources
 from linformer_kit.training.tokenizer import SPECIAL
-from linformer_kit.training.tokens import classified_texts, ended, few_at_a_time
+from linformer_kit.training.tokens import classified_texts, ended, text_batches
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
@@ -44,12 +44,12 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 # formats
 
 
-def write_table(path, rows, separator=",", heading=True):
+def write_table(path, rows, separator=",", header=True):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         quoting = {"quoting": csv.QUOTE_NONE, "quotechar": None} if separator == "\t" else {}
         writer = csv.writer(file, delimiter=separator, lineterminator="\n", **quoting)
-        writer.writerows([["label", "text"]] * heading + [[row["label"], row["text"]] for row in rows])
+        writer.writerows([["label", "text"]] * header + [[row["label"], row["text"]] for row in rows])
     return path
 
 
@@ -80,7 +80,7 @@ def test_every_format_gives_the_same_rows(tmp_path, kind, packed):
         plain, path = path, tmp_path / f"rows.{kind}.gz"
         path.write_bytes(gzip.compress(plain.read_bytes()))
     if packed and kind == "parquet":
-        assert "rows.parquet.gz: Parquet is compressed by itself" in refused(
+        assert "rows.parquet.gz: Parquet files cannot be read from gzip" in refused(
             "prepare", yaml_for("classification", tmp_path, **{"data.path": path})
         )
         return
@@ -92,8 +92,8 @@ def test_every_format_gives_the_same_rows(tmp_path, kind, packed):
 
 
 @pytest.mark.parametrize(("ending", "separator"), [("csv", ","), ("tsv", "\t")])
-def test_tables_without_a_heading(tmp_path, ending, separator):
-    path = write_table(tmp_path / f"rows.{ending}", ROWS, separator, heading=False)
+def test_tables_without_a_header(tmp_path, ending, separator):
+    path = write_table(tmp_path / f"rows.{ending}", ROWS, separator, header=False)
     settings = {"data.path": path, "data.validation_share": 0.2}
     splits = read_splits(
         load_config(yaml_for("classification", tmp_path, **settings, **{"data.header": ["label", "text"]}))
@@ -101,7 +101,7 @@ def test_tables_without_a_heading(tmp_path, ending, separator):
     assert all_rows(splits) == sorted((row["text"], row["label"]) for row in ROWS)
     said = refused("prepare", yaml_for("classification", tmp_path, **settings))
     assert said.startswith("data.columns.text is 'text', but the train split has the columns pos, ")
-    assert said.endswith("; files without a heading need data.header")
+    assert said.endswith("; files without a header need data.header")
 
 
 def test_a_column_may_turn_from_numbers_into_words_late(tmp_path):
@@ -118,7 +118,7 @@ def test_a_format_may_be_named(tmp_path):
     path = write_table(tmp_path / "rows.data", ROWS)
     settings = {"data.path": path, "data.validation_share": 0.2}
     said = refused("prepare", yaml_for("classification", tmp_path, **settings))
-    assert said.startswith(f"{path}: the ending does not tell the format; allowed: .txt, .csv, .tsv, .jsonl")
+    assert said.startswith(f"{path}: unknown file extension; allowed: .txt, .csv, .tsv, .jsonl")
     splits = read_splits(load_config(yaml_for("classification", tmp_path, **settings, **{"data.format": "csv"})))
     assert all_rows(splits) == sorted((row["text"], row["label"]) for row in ROWS)
 
@@ -188,7 +188,7 @@ def test_a_test_split_whose_answers_are_kept_secret(tmp_path, answers):
     secret = [{"text": row["text"]} | ({} if answers == "no column" else {"label": answers}) for row in ROWS]
     write_jsonl(tmp_path / "data" / "test.jsonl", secret)
     path = yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data", "data.validation_share": 0.2})
-    assert "The test split has no labels; it is left out." in command("prepare", path).stdout
+    assert "The test split has no labels and is skipped." in command("prepare", path).stdout
     assert set(prepare(load_config(path), QUIET).splits) == {"train", "validation"}
 
 
@@ -284,7 +284,7 @@ def test_half_a_pair_is_not_learnt_from(tmp_path):
     )
     write_lines(tmp_path / "data" / "validation.tsv", ["source\ttarget", *whole[:9], "nobody finds"])
     path = yaml_for("translation", tmp_path, **{"data.path": tmp_path / "data"})
-    assert "3 pairs with nothing on one side are left out." in command("prepare", path).stdout
+    assert "3 pairs with an empty text are skipped." in command("prepare", path).stdout
     prepared = prepare(load_config(path), QUIET)
     assert {role: len(rows) for role, rows in prepared.splits.items()} == {"train": 40, "validation": 10}
     assert prepared.splits["validation"]["target"][-1] == ""
@@ -300,12 +300,9 @@ def test_what_is_nested_is_reached_with_a_dot(tmp_path):
     held_out = prepared.splits["validation"]
     assert set(zip(held_out["source"], held_out["target"], strict=True)) < set(pairs)
     said = refused("prepare", yaml_for("translation", tmp_path, **columns), "data.columns.target=translation.fr")
-    assert (
-        said
-        == "the column 'translation.fr' is not everywhere in the data: where 'fr' should be, 'translation' has the keys en, de"
-    )
+    assert said == "some rows have no column 'translation.fr': there, 'translation' has the keys en, de"
     said = refused("prepare", yaml_for("translation", tmp_path, **columns), "data.columns.target=translation")
-    assert said == "the column 'translation' holds dicts, not texts; did you mean 'translation.en'?"
+    assert said == "the column 'translation' contains dicts, not texts; did you mean 'translation.en'?"
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
@@ -390,7 +387,7 @@ def test_truncation_is_counted_and_told(tmp_path):
         assert re.search(rf"│ {split} .*│\s+{texts} │", printed)
     table = rows_of(command("train", path).stdout)
     for split, (texts, tokens) in counts.items():
-        assert table[f"{split} examples"].endswith(f"{texts} texts cut, losing {tokens:,}")
+        assert table[f"{split} examples"].endswith(f"{texts} texts truncated by {tokens:,} tokens")
     command("evaluate", tmp_path / "run")
     assert read_json(tmp_path / "run" / "evaluation.json")["cut_texts"] == counts["test"][0]
 
@@ -401,8 +398,8 @@ def test_texts_encoded_a_few_at_a_time_are_the_same(trained_run, monkeypatch):
     first, second = ([row[name] for row in pair_rows(50)] for name in ("premise", "hypothesis"))
     for pairs in (None, second):
         whole = classified_texts(tokenizer, first, pairs, 12)
-        monkeypatch.setattr(few_at_a_time, "__defaults__", (30,))
-        assert len(list(few_at_a_time(first))) > 30
+        monkeypatch.setattr(text_batches, "__defaults__", (30,))
+        assert len(list(text_batches(first))) > 30
         assert classified_texts(tokenizer, first, pairs, 12) == whole
         end = [tokenizer.eos_token_id]
         cut = [tokenizer(text, add_special_tokens=False)["input_ids"][:6] + end for text in first]
@@ -422,7 +419,7 @@ def test_a_long_line_is_classified(tmp_path):
     settings = {"data.path": tmp_path / "data", "tokenizer": {"kind": "bpe", "vocab_size": 400}, "training.steps": 2}
     path = yaml_for("classification", tmp_path, **settings, **{"training.evaluate_every": None})
     printed = linformer("train", path, cwd=tmp_path).stdout
-    lost = int(re.search(r"train examples\s+61, .* texts cut, losing ([\d,]+)", printed)[1].replace(",", ""))
+    lost = int(re.search(r"train examples\s+61, .* texts truncated by ([\d,]+) tokens", printed)[1].replace(",", ""))
     assert lost > 100_000  # tokens of up to a hundred letters
     assert (tmp_path / "run" / "result.json").exists()
     # of any process until now, in kilobytes: the text takes 10 MB

@@ -18,7 +18,7 @@ from linformer_kit.training import checkpoint
 
 pytestmark = pytest.mark.slow
 
-# without dropout: every process draws its own
+# without dropout, which differs between processes
 MODEL = {
     "hidden_size": 16,
     "num_hidden_layers": 1,
@@ -52,7 +52,7 @@ ONE = (sys.executable, "-m", "linformer_kit.cli")
 
 
 def write_runs(folder: Path, task: str, **training) -> tuple[Path, Path]:
-    """The YAMLs of one run with one process and of one with two; lengths differ, and 53 test rows fill no whole batch."""
+    """The YAMLs of two equal runs; lengths differ, and 53 test rows do not fill the last batch."""
     words = [f"w{number}" for number in range(12)]
     rows = [
         {
@@ -93,7 +93,7 @@ def start(path: Path) -> subprocess.Popen:
 
 
 def ends(process: subprocess.Popen) -> None:
-    """Wait until it has ended, and its children with it; if it does not end, make it."""
+    """Wait for a process and its children; kill them if they do not end."""
     try:
         process.communicate(timeout=120)
     finally:
@@ -188,8 +188,8 @@ def test_a_signal_to_one_of_them_stops_both_and_finishes_nothing(tmp_path):
     assert not (tmp_path / "two" / "model").exists()
     assert not (tmp_path / "two" / "result.json").exists()
     last = checkpoint.checkpoints_in(tmp_path / "two" / "checkpoints")[-1]
-    assert checkpoint.damage(last) is None
-    # without dropout nothing was drawn: the generators are as they began, each another
+    assert checkpoint.find_damage(last) is None
+    # each process has its own random state
     chance = [json.loads((last / f"random-{rank}.json").read_text())["torch"] for rank in (0, 1)]
     assert chance[0] != chance[1]
 
@@ -206,7 +206,7 @@ def test_two_processes_stop_together_and_go_on_exactly(tmp_path):
     ends(process)
     assert not (tmp_path / "two" / "model").exists()
     last = checkpoint.checkpoints_in(tmp_path / "two" / "checkpoints")[-1]
-    assert checkpoint.damage(last) is None
+    assert checkpoint.find_damage(last) is None
     assert {path.name for path in last.glob("random-*")} == {"random-0.json", "random-1.json"}
     time.sleep(1)
     run(tmp_path, TWO, "train", two.name)

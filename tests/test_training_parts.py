@@ -1,10 +1,12 @@
-"""The parts of training, each against what it must be: configuration, tokenizers, batches, metrics, checkpoints."""
+"""Unit tests of training: configuration, tokenizers, batches, metrics, checkpoints, device and precision."""
 
 import dataclasses
+import io
 import json
 import math
 import os
 import random
+import re
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -24,8 +26,9 @@ from transformers import TrainingArguments
 
 from linformer_kit import LinformerConfig, LinformerForConditionalGeneration, LinformerForSequenceClassification
 from linformer_kit.errors import UserError
-from linformer_kit.training import batches, checkpoint, metrics, prepare
-from linformer_kit.training.arguments import training_arguments
+from linformer_kit.process_memory import is_out_of_memory
+from linformer_kit.training import announce, batches, checkpoint, metrics, prepare
+from linformer_kit.training.arguments import is_on_gpu, resolve_hardware, training_arguments
 from linformer_kit.training.config import (
     RunConfig,
     TokenizerConfig,
@@ -37,12 +40,17 @@ from linformer_kit.training.config import (
 )
 from linformer_kit.training.config_page import reference
 from linformer_kit.training.estimate import estimate
-from linformer_kit.training.model import build_model, count_parameters, max_length, with_other_attention
-from linformer_kit.training.run import RunFolder, differences
+from linformer_kit.training.model import build_model, convert_attention, count_parameters, max_length
+from linformer_kit.training.run import RunFolder, differences, stored_config
 from linformer_kit.training.tokenizer import SPECIAL, train_tokenizer
 from linformer_kit.training.tokens import blocks, digest
-from linformer_kit.training.train import best_checkpoint, make_trainer
-from linformer_kit.training.trainer import LinformerTrainer, evaluation_is_due, evaluations_without_gain
+from linformer_kit.training.train import announce_hardware_change, best_checkpoint, make_trainer
+from linformer_kit.training.trainer import (
+    LinformerTrainer,
+    best_evaluation,
+    evaluation_is_due,
+    evaluations_since_best,
+)
 from linformer_kit.yaml_loader import parse_yaml
 
 QUIET = Console(quiet=True)
@@ -96,7 +104,7 @@ def test_numbers_are_numbers(text, value):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("training.learning_rat=1", "no key training.learning_rat; did you mean 'learning_rate'? allowed here: epochs, steps,"),
+        ("training.learning_rat=1", "no key training.learning_rat; did you mean 'learning_rate'? allowed here: "),
         ("modell.x=1", "no key modell; did you mean 'model'?"),
         ("training.epochs=many", "training.epochs is the text 'many'; allowed: a number"),
         ("training.steps=1.5", "training.steps is the number 1.5; allowed: a whole number"),
@@ -104,14 +112,14 @@ def test_numbers_are_numbers(text, value):
         ("data.streaming=1", "data.streaming is the number 1; allowed: true or false"),
         ("task=clasification", "task is the text 'clasification'; allowed: classification, masked-lm, causal-lm,"),
         ("training.schedule=cosin", "did you mean 'cosine'?"),
-        ("data.header=a", "data.header is the text 'a'; allowed: a list of a text"),
+        ("data.header=a", "data.header is the text 'a'; allowed: a list of texts"),
         ("data.header=[1]", "data.header[0] is the number 1; allowed: a text"),
         ("training=3", "training is the number 3; allowed: keys and values"),
         ("data.columns.txt=a", "no key data.columns.txt; did you mean 'text'?"),
-        ("data.path.x=1", "data.path is a value, the text 'x.csv', and holds no keys"),
+        ("data.path.x=1", "data.path is a value, the text 'x.csv', and has no keys"),
         ("model.projected_lenght=1", "no key model.projected_lenght; did you mean 'projected_length'?"),
         ("model.hidden_size=big", "model.hidden_size is the text 'big'; allowed: a whole number"),
-        ("model.vocab_size=5", "model.vocab_size follows from the tokenizer"),
+        ("model.vocab_size=5", "model.vocab_size is derived from the tokenizer"),
         ("model.attention=none", "model.attention is the text 'none'; allowed: linformer, full"),
         ("training.batch_size=0", "training.batch_size is 0; it must be at least 1"),
         ("seed=5000000000", "seed is 5000000000; it must be at least 0 and less than 4 billion"),
@@ -121,13 +129,13 @@ def test_numbers_are_numbers(text, value):
         ("training.warmup=1", "training.warmup is 1.0; it must be at least 0 and less than 1"),
         ("training.learning_rate=-1", "training.learning_rate is -1.0; it must be larger than 0"),
         ("training.learning_rate=.nan", "training.learning_rate is the number nan; allowed: a number"),
-        ("data.generated=listops", "one of them, not both"),
-        ("data.streaming=true", "data.streaming needs training.steps"),
+        ("data.generated=listops", "a folder or a name on the Hub) or data.generated, not both"),
+        ("data.streaming=true", "data.streaming requires training.steps"),
         ("nonsense", "'nonsense' is not an override; write key=value"),
         ("training.epochs=[", "the value in 'training.epochs=[' is not YAML"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_what_is_allowed(write, override, said):
+def test_errors_name_the_value_and_what_is_allowed(write, override, said):
     with pytest.raises(UserError) as error:
         write(SMALL, override)
     assert said in str(error.value)
@@ -137,21 +145,21 @@ def test_what_is_wrong_is_named_with_what_is_allowed(write, override, said):
     ("text", "said"),
     [
         ("data: {path: x}", "the key task is missing; allowed: classification, masked-lm"),
-        ("task: classification", "give data.path"),
-        (SMALL + "task: masked-lm\n", "the key 'task' stands twice"),
-        ("- a", "must hold keys and values"),
-        ("", "must hold keys and values"),
+        ("task: classification", "set either data.path"),
+        (SMALL + "task: masked-lm\n", "the key 'task' occurs twice"),
+        ("- a", "must contain keys and values"),
+        ("", "must contain keys and values"),
         ("task: [", "is not YAML"),
-        (SMALL + "training: {epochs: 1, steps: 2}", "both given"),
-        (SMALL + "model: {from: a, hidden_size: 3}", "remove model.hidden_size"),
+        (SMALL + "training: {epochs: 1, steps: 2}", "both set"),
+        (SMALL + "model: {from: a, hidden_size: 3}", "determines model.hidden_size; remove that key"),
     ],
 )
-def test_a_file_that_means_nothing(write, text, said):
+def test_invalid_configurations_are_rejected(write, text, said):
     with pytest.raises(UserError, match=said):
         write(text)
 
 
-def test_the_stored_configuration_says_everything_and_is_the_same_again(write):
+def test_the_stored_configuration_is_complete_and_loads_unchanged(write):
     config = write(
         SMALL,
         "training.learning_rate=1e-7",
@@ -253,7 +261,7 @@ def test_a_word_of_a_million_letters_does_not_stop_the_trainer():
     assert len(tokenizer) > 262
 
 
-def test_the_wanted_size_is_the_size():
+def test_the_vocabulary_has_the_requested_size():
     tokenizer = train_tokenizer(
         TokenizerConfig(vocab_size=270, min_frequency=1), ["the cat sat on the mat and the dog sat on the log " * 3]
     )
@@ -272,7 +280,7 @@ def test_packing_loses_nothing_and_fills_every_piece_but_the_last(texts, length)
     rows = [row for table in blocks(iter(arrays), length) for row in table.column("input_ids").to_pylist()]
     flat = [token for text in texts for token in text]
     rest = len(flat) % length
-    # a single token at the end has nothing to be guessed from
+    # a single token at the end is dropped, because it has no context
     assert [token for row in rows for token in row] == (flat[:-1] if rest == 1 else flat)
     assert all(len(row) == length for row in rows[:-1])
 
@@ -304,11 +312,11 @@ def test_a_digest_is_of_tokens_labels_and_their_order():
     assert digest(with_more) == found[0]
 
 
-def examples_of(rows, change=lambda example, _: example, seed=0):
-    return batches.Examples(datasets.Dataset.from_list(rows), change, seed)
+def examples_of(rows, transform=lambda example, _: example, seed=0):
+    return batches.Examples(datasets.Dataset.from_list(rows), transform, seed)
 
 
-def test_every_pass_of_a_stream_is_another():
+def test_every_pass_of_a_stream_has_another_order():
     rows = datasets.Dataset.from_list([{"input_ids": [number]} for number in range(20)])
     rows = rows.to_iterable_dataset().shuffle(seed=0, buffer_size=20)
     stream = batches.Stream(rows, lambda example, generator: (int(example["input_ids"][0]), generator.random()), 3)
@@ -322,7 +330,7 @@ def test_every_pass_of_a_stream_is_another():
 def test_masking_follows_berts_rule():
     tokens, special = np.tile(np.arange(5, 105), 2000), np.array([0, 1, 2, 3, 4])
     tokens[::10] = 3
-    example = batches.masked(tokens, np.random.default_rng(0), 0.15, 4, 105, special)
+    example = batches.mask_tokens(tokens, np.random.default_rng(0), 0.15, 4, 105, special)
     chosen = example["labels"] != -100
     count = (tokens > 4).sum()
     assert not chosen[tokens <= 4].any()
@@ -335,9 +343,9 @@ def test_masking_follows_berts_rule():
         assert abs(share - wanted) < 4 * math.sqrt(wanted * (1 - wanted) / chosen.sum())
 
 
-def test_even_a_short_text_has_something_to_guess():
+def test_even_a_short_text_has_a_masked_token():
     for seed in range(50):
-        example = batches.masked(np.array([2, 7, 3]), np.random.default_rng(seed), 0.15, 4, 10, np.arange(5))
+        example = batches.mask_tokens(np.array([2, 7, 3]), np.random.default_rng(seed), 0.15, 4, 10, np.arange(5))
         assert example["labels"].tolist() == [-100, 7, -100]
 
 
@@ -347,7 +355,7 @@ def test_masked_spans_leave_the_rest_in_order(length, share, mean, seed):
     special = np.array([0, 1, 2, 3, 4])
     ids = np.arange(10, 10 + length)
     ids[::17] = 3
-    source = batches.with_masked_spans(ids, np.random.default_rng(seed), share, mean, 4, special).tolist()
+    source = batches.mask_spans(ids, np.random.default_rng(seed), share, mean, 4, special).tolist()
     hidden = Counter(ids.tolist()) - Counter(source)
     assert [token for token in source if token != 4] == [
         token for token in ids.tolist() if token not in hidden or token == 3
@@ -358,23 +366,23 @@ def test_masked_spans_leave_the_rest_in_order(length, share, mean, seed):
         assert sum(hidden.values()) >= 0.7 * round(share * length)
 
 
-def test_spans_are_as_long_as_wanted():
+def test_spans_have_the_requested_mean_length():
     ids = np.arange(10, 20_010)
-    source = batches.with_masked_spans(ids, np.random.default_rng(0), 0.3, 3.0, 4, np.arange(5))
+    source = batches.mask_spans(ids, np.random.default_rng(0), 0.3, 3.0, 4, np.arange(5))
     masks = (source == 4).sum()
     hidden = len(ids) - (len(source) - masks)
     assert hidden == round(0.3 * len(ids))
-    # spans of length 0 count as 1, and neighbours join: the mean lies a little beside the wanted one
+    # spans of length 0 count as 1 and neighbors join, so the mean differs a little
     assert 2.7 < hidden / masks < 4.2
 
 
-def test_what_is_drawn_follows_from_seed_epoch_and_example_alone():
+def test_masks_depend_on_seed_epoch_and_example_alone():
     rows = [{"input_ids": list(range(5, 45))} for _ in range(6)]
 
-    def change(example, generator):
-        return batches.masked(example["input_ids"], generator, 0.3, 4, 45, np.arange(5))
+    def transform(example, generator):
+        return batches.mask_tokens(example["input_ids"], generator, 0.3, 4, 45, np.arange(5))
 
-    examples = examples_of(rows, change, seed=3)
+    examples = examples_of(rows, transform, seed=3)
     alone = [examples[index]["input_ids"].tolist() for index in range(6)]
     together = [example["input_ids"].tolist() for example in examples.__getitems__([5, 3, 0])]
     assert together == [alone[5], alone[3], alone[0]]
@@ -383,16 +391,16 @@ def test_what_is_drawn_follows_from_seed_epoch_and_example_alone():
     assert examples[0]["input_ids"].tolist() != alone[0]
     examples.set_epoch(0)
     assert examples[0]["input_ids"].tolist() == alone[0]
-    assert examples_of(rows, change, seed=4)[0]["input_ids"].tolist() != alone[0]
+    assert examples_of(rows, transform, seed=4)[0]["input_ids"].tolist() != alone[0]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 400), st.integers(1, 32), st.integers(0, 5))
-def test_an_epoch_takes_whole_batches_of_like_lengths_each_example_once(count, size, epoch):
+def test_an_epoch_has_full_batches_of_similar_lengths_without_repetition(count, size, epoch):
     lengths = np.random.default_rng(count).integers(1, 1000, count)
     examples = examples_of([{"input_ids": [1], "length": int(length)} for length in lengths])
     examples.set_epoch(epoch)
-    order = batches.InBuckets(examples, size)
+    order = batches.LengthGroupedSampler(examples, size)
     indices = list(order)
     assert len(indices) == len(order) == count // size * size
     assert len(set(indices)) == len(indices)
@@ -407,7 +415,7 @@ def test_an_epoch_takes_whole_batches_of_like_lengths_each_example_once(count, s
 
 def test_another_epoch_has_another_order():
     examples = examples_of([{"input_ids": [1]}] * 64)
-    order = batches.InBuckets(examples, 8)
+    order = batches.LengthGroupedSampler(examples, 8)
     first = list(order)
     examples.set_epoch(1)
     assert sorted(order) == sorted(first)
@@ -415,7 +423,7 @@ def test_another_epoch_has_another_order():
 
 
 def test_padding_to_the_longest_and_a_mask_only_where_there_is_padding():
-    pad = batches.Padding(9)
+    pad = batches.PaddingCollator(9)
     batch = pad(
         [
             {"input_ids": np.array([1, 2, 3]), "labels": np.array([4])},
@@ -442,7 +450,7 @@ def test_padding_to_the_longest_and_a_mask_only_where_there_is_padding():
 @pytest.mark.parametrize(
     ("projection", "share"), [("linear", 0.1), ("linear", 1.0), ("dynamic", 0.1), ("random", 0.1), ("none", 0.1)]
 )
-def test_a_learned_E_moves_more_slowly_than_the_rest(write, tmp_path, projection, share):
+def test_a_learned_E_has_a_smaller_learning_rate(write, tmp_path, projection, share):
     overrides = (f"model.projection={projection}", f"training.projection_rate={share}", "training.learning_rate=0.5")
     sizes = (
         "model.hidden_size=16",
@@ -519,7 +527,7 @@ def test_bleu_is_that_of_the_corpus():
 
 
 class History:
-    """As much of a TrainerState as the counting looks at."""
+    """The part of TrainerState that the functions use."""
 
     def __init__(self, losses, step=None, every=10):
         self.log_history = [{"step": every * number, "eval_loss": loss} for number, loss in enumerate(losses, start=1)]
@@ -530,7 +538,7 @@ class History:
 @pytest.mark.parametrize(("losses", "count"), [([3], 0), ([3, 2, 1], 0), ([1, 2, 3], 2), ([3, 1, 2, 1], 2)])
 def test_patience_counts_from_the_first_best(losses, count):
     arguments = type("Arguments", (), {"metric_for_best_model": "loss", "greater_is_better": False})
-    assert evaluations_without_gain(History(losses), arguments) == count
+    assert evaluations_since_best(History(losses), arguments) == count
 
 
 @pytest.mark.parametrize(("step", "due"), [(0, False), (20, False), (25, False), (30, True), (95, True)])
@@ -541,7 +549,7 @@ def test_an_evaluation_is_due_where_a_checkpoint_has_none(step, due):
 # checkpoints
 
 
-def test_chance_is_stored_and_restored_and_left_alone():
+def test_random_states_are_stored_restored_and_preserved():
     def draw():
         return (
             random.random(),
@@ -593,22 +601,22 @@ def test_the_optimizer_comes_back_bit_for_bit(tmp_path):
         assert mine.detach().numpy().tobytes() == theirs.detach().numpy().tobytes()
 
 
-def test_a_checkpoint_is_whole_or_not_there(tmp_path):
-    with checkpoint.written_whole(tmp_path / "checkpoint-1") as folder:
+def test_a_checkpoint_is_complete_or_absent(tmp_path):
+    with checkpoint.atomic_checkpoint(tmp_path / "checkpoint-1") as folder:
         (folder / "a").write_text("1")
         assert checkpoint.checkpoints_in(tmp_path) == []
-    assert checkpoint.damage(tmp_path / "checkpoint-1") is None
+    assert checkpoint.find_damage(tmp_path / "checkpoint-1") is None
     with (
-        pytest.raises(UserError, match=r"last whole checkpoint is .*checkpoint-1.*give the same command"),
-        checkpoint.written_whole(tmp_path / "checkpoint-2"),
+        pytest.raises(UserError, match=r"last complete checkpoint is .*checkpoint-1.*resume with the same command"),
+        checkpoint.atomic_checkpoint(tmp_path / "checkpoint-2"),
     ):
         raise OSError(28, "No space left on device")
-    with pytest.raises(ZeroDivisionError), checkpoint.written_whole(tmp_path / "checkpoint-3") as folder:
+    with pytest.raises(ZeroDivisionError), checkpoint.atomic_checkpoint(tmp_path / "checkpoint-3") as folder:
         raise ZeroDivisionError
     assert [path.name for path in checkpoint.checkpoints_in(tmp_path)] == ["checkpoint-1"]
 
 
-def test_old_checkpoints_go_and_the_best_stays(tmp_path):
+def test_old_checkpoints_are_removed_except_the_best(tmp_path):
     for step in (1, 2, 3, 10, 20):
         (tmp_path / f"checkpoint-{step}").mkdir()
     checkpoint.remove_old(tmp_path, 2, tmp_path / "checkpoint-2")
@@ -616,22 +624,22 @@ def test_old_checkpoints_go_and_the_best_stays(tmp_path):
 
 
 def write_checkpoint(folder, step):
-    with checkpoint.written_whole(folder / f"checkpoint-{step}") as unfinished:
+    with checkpoint.atomic_checkpoint(folder / f"checkpoint-{step}") as unfinished:
         (unfinished / "weights").write_text(str(step))
 
 
-def test_what_is_newer_than_the_last_whole_checkpoint_goes(tmp_path):
+def test_checkpoints_newer_than_the_last_intact_one_are_removed(tmp_path):
     for step in (5, 10, 15):
         write_checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-15" / "weights").write_text("damaged")
     (tmp_path / ".checkpoint-20.unfinished").mkdir()
-    last = checkpoint.latest_whole(tmp_path, QUIET)
+    last = checkpoint.latest_intact(tmp_path, QUIET)
     assert last == tmp_path / "checkpoint-10"
-    checkpoint.remove_beyond(tmp_path, last)
+    checkpoint.remove_newer(tmp_path, last)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-5"]
 
 
-def test_the_best_checkpoint_is_the_best_that_is_whole(tmp_path):
+def test_the_best_checkpoint_is_the_best_intact_one(tmp_path):
     run = RunFolder(tmp_path)
     for step in (5, 10, 15):
         write_checkpoint(run.checkpoints, step)
@@ -648,7 +656,7 @@ def test_the_best_checkpoint_is_the_best_that_is_whole(tmp_path):
     assert best() == (15, 0.9)
     for step in (5, 15):
         (run.checkpoints / f"checkpoint-{step}" / "weights").unlink()
-    with pytest.raises(UserError, match="no whole checkpoint is left"):
+    with pytest.raises(UserError, match="has no intact checkpoint"):
         best()
 
 
@@ -694,13 +702,13 @@ def small_trainer(write, tmp_path):
     return make
 
 
-def test_evaluating_draws_nothing(small_trainer):
+def test_evaluation_leaves_the_random_state_unchanged(small_trainer):
     trainer, before = small_trainer(), checkpoint.random_state()
     trainer.evaluate()
     assert checkpoint.random_state() == before
 
 
-def test_runs_with_other_seeds_are_asked_the_same_words(quick, tmp_path):
+def test_runs_with_other_seeds_are_evaluated_on_the_same_masks(quick, tmp_path):
     def pieces(seed):
         config = load_config(quick("masked-lm", tmp_path, seed=seed, run=tmp_path / str(seed)))
         trainer = make_trainer(config, prepare.prepare(config, QUIET), RunFolder(config.folder))[0]
@@ -725,18 +733,18 @@ def test_training_keeps_no_cache_but_the_trained_model_generates_with_one(quick,
     assert trainer.model.generation_config.use_cache
 
 
-def test_a_model_that_attends_otherwise_generates_as_it_did():
+def test_converting_attention_keeps_the_generation_config():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     model = LinformerForConditionalGeneration(LinformerConfig(vocab_size=20, **sizes))
     model.generation_config.num_beams = 3
-    assert with_other_attention(model, {"projection": "dynamic"}).generation_config.num_beams == 3
+    assert convert_attention(model, {"projection": "dynamic"}).generation_config.num_beams == 3
 
 
-def test_an_evaluation_that_is_made_up_for_may_be_the_best(small_trainer):
+def test_an_evaluation_at_the_start_of_a_resumed_run_may_be_the_best(small_trainer):
     trainer = small_trainer()
     trainer.state.global_step = 8
-    trainer._evaluate(None, None, skip_scheduler=True)
-    assert trainer.state.best_global_step == 8
+    trainer.evaluate()
+    assert best_evaluation(trainer.state, trainer.args)["step"] == 8
 
 
 def test_norms_and_biases_do_not_decay(small_trainer):
@@ -752,18 +760,136 @@ def test_norms_and_biases_do_not_decay(small_trainer):
     assert set(decay.values()) == {0.0, 0.3}
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(tmp_path, write):
+def test_a_folder_with_other_files_is_left_unchanged(tmp_path, write):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("precious")
     with (
-        pytest.raises(UserError, match=r"not the folder of a run, but holds 'precious\.txt'"),
+        pytest.raises(UserError, match=r"not a run folder: it contains 'precious\.txt'"),
         RunFolder(tmp_path / "mine").locked(),
     ):
         RunFolder(tmp_path / "mine").begin(write(SMALL))
     assert (tmp_path / "mine" / "precious.txt").read_text() == "precious"
 
 
+# device and precision
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Let PyTorch report a GPU, or none."""
+
+    def set_gpu(has_gpu, has_bfloat16=True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: has_bfloat16)
+
+    return set_gpu
+
+
+def hardware(config):
+    return config.training.device, config.training.precision
+
+
+@pytest.mark.parametrize(
+    ("gpu", "overrides", "expected"),
+    [
+        ((False,), (), ("cpu", "float32")),
+        ((True, True), (), ("cuda", "bfloat16")),
+        ((True, False), (), ("cuda", "float32")),
+        ((True, True), ("training.device=cpu",), ("cpu", "float32")),
+        ((True, True), ("training.precision=float16",), ("cuda", "float16")),
+        ((False,), ("training.precision=bfloat16",), ("cpu", "bfloat16")),
+    ],
+)
+def test_auto_is_resolved_to_a_device_and_a_precision(write, pretend, gpu, overrides, expected):
+    pretend(*gpu)
+    resolved = resolve_hardware(write(SMALL, *overrides))
+    assert hardware(resolved) == expected
+    assert resolve_hardware(resolved) == resolved
+
+
+def test_a_gpu_that_is_missing_is_an_error_for_training_only(write, pretend):
+    pretend(False)
+    config = write(SMALL, "training.device=cuda")
+    with pytest.raises(
+        UserError, match=r"training\.device is cuda, but PyTorch finds no GPU; set training\.device=cpu"
+    ):
+        resolve_hardware(config)
+    assert not is_on_gpu(config.training)  # evaluate and predict use the CPU
+
+
+def test_a_cpu_run_resumed_on_a_gpu_keeps_its_precision_and_says_so(write, pretend):
+    pretend(False)
+    stored = resolve_hardware(write(SMALL))
+    pretend(True)
+    resumed = resolve_hardware(write(SMALL), stored)
+    assert hardware(resumed) == ("cuda", "float32")
+    assert differences(stored, resumed) == []
+    assert announced(stored, resumed) == "The run began on cpu and resumes on cuda. It keeps its precision, float32.\n"
+    assert announced(resumed, resumed) == ""
+    other = resolve_hardware(write(SMALL, "training.precision=bfloat16"), stored)
+    assert differences(stored, other) == [("training.precision", "float32", "bfloat16")]
+
+
+def test_a_float16_run_is_not_resumed_on_a_cpu(write, pretend):
+    pretend(True)
+    stored = resolve_hardware(write(SMALL, "training.precision=float16"))
+    pretend(False)
+    with pytest.raises(UserError, match="float16, which needs a GPU"):
+        resolve_hardware(write(SMALL), stored)
+
+
+def test_a_run_that_stored_auto_is_resumed_and_its_precision_recorded(write, pretend, tmp_path):
+    pretend(False)
+    run = RunFolder(tmp_path / "run")
+    with run.locked():
+        run.begin(write(SMALL))  # as older versions did
+        assert run.resumable_config is None
+        write_checkpoint(run.checkpoints, 5)
+        stored = run.resumable_config
+        assert hardware(stored) == ("auto", "auto")
+        config = resolve_hardware(write(SMALL), stored)
+        run.begin(config)
+    assert "stored training.precision=auto. The run resumes on cpu in float32." in announced(stored, config)
+    assert hardware(stored_config(run.folder)) == ("cpu", "float32")
+    pretend(True)
+    assert hardware(resolve_hardware(write(SMALL), run.resumable_config)) == ("cuda", "float32")
+
+
+def announced(before, now):
+    console = Console(file=io.StringIO(), width=200)
+    announce_hardware_change(before, now, console)
+    return console.file.getvalue()
+
+
 # the estimate
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: Error code 12"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8589934592 bytes."),
+        MemoryError(),
+    ],
+    ids=["GPU", "CPU", "Windows", "Python"],
+)
+def test_a_lack_of_memory_in_the_estimate_does_not_end_the_run(small_trainer, monkeypatch, error):
+    trainer = small_trainer()
+    prepared = prepare.prepare(trainer.config, QUIET)
+    console = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(announce, "estimate", lambda *_: raise_(error))
+    announce.announce(trainer, prepared, trainer.config, None, console)
+    assert re.search(r"memory +more than is available", console.file.getvalue())
+    assert is_out_of_memory(error)
+    other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    monkeypatch.setattr(announce, "estimate", lambda *_: raise_(other))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        announce.announce(trainer, prepared, trainer.config, None, console)
+
+
+def raise_(error):
+    raise error
 
 
 def test_the_estimate_counts_what_autograd_keeps_and_changes_nothing():

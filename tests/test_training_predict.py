@@ -1,4 +1,4 @@
-"""`linformer predict`: what it answers is what the model says under transformers, wherever the texts come from."""
+"""`linformer predict` agrees with the model under transformers, for texts from any source."""
 
 import codecs
 import csv
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 def by_hand(trained, text):
-    """What the model of a run says to a text, by transformers and plain code."""
+    """The prediction of the model of a run, with transformers and plain code."""
     model, tokenizer = trained.load()
     if model.config.architectures[0].endswith("SequenceClassification"):
         shares = model(**tokenizer(*text.split("\t"), return_tensors="pt")).logits[0].softmax(-1).tolist()
@@ -88,7 +88,7 @@ def test_predict_writes_for_people_too(trained):
 
 @pytest.mark.slow
 def test_texts_come_from_arguments_files_and_standard_input(trained_run, tmp_path):
-    """More of them than a batch, each answered in its place."""
+    """More texts than fit into a batch, answered in order."""
     run = trained_run("classification").run
     rows = classification_rows(40, seed=3)
     texts = [row["text"] for row in rows]
@@ -107,7 +107,7 @@ def test_texts_come_from_arguments_files_and_standard_input(trained_run, tmp_pat
         csv.writer(file).writerows([["number", "text"], *enumerate(texts)])
     for path in (plain, packed, windows, write_jsonl(tmp_path / "texts.jsonl", rows), table):
         assert answers(run, path) == expected, path
-    # some here, some there
+    # arguments and files together
     assert answers(run, texts[0], write_lines(tmp_path / "two.txt", texts[1:3]), texts[3]) == expected[:4]
 
 
@@ -133,12 +133,12 @@ def test_predict_in_a_process_of_its_own(trained_run, tmp_path):
     first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert first == {"text": source, "translation": target}
     assert second["text"].startswith(other)
-    assert result.stderr == "Warning: input 2 has 45 tokens, of which the model takes 24; the rest was not used\n"
+    assert result.stderr == "Warning: input 2 has 45 tokens and was truncated to 24, the maximum length of the model\n"
     assert "ö" in result.stdout  # as it is, not as \u00f6
 
 
 @pytest.mark.slow
-def test_pairs_stand_in_two_columns_or_beside_a_tab(trained_run, tmp_path):
+def test_pairs_are_read_from_two_columns_or_separated_by_a_tab(trained_run, tmp_path):
     run = trained_run("pairs").run
     rows = pair_rows(20, seed=5)
     expected = answers(run, *(f"{row['premise']}\t{row['hypothesis']}" for row in rows))
@@ -147,31 +147,35 @@ def test_pairs_stand_in_two_columns_or_beside_a_tab(trained_run, tmp_path):
     ]
     assert np.mean([answer["label"] == row["label"] for answer, row in zip(expected, rows, strict=True)]) > 0.7
     assert answers(run, write_jsonl(tmp_path / "pairs.jsonl", rows)) == expected
-    assert "'alone' is alone; write both texts with a tab between them" in refused("predict", run, "alone")
+    assert "'one' is a single text; separate the two texts with a tab" in refused("predict", run, "one")
     half = write_jsonl(tmp_path / "half.jsonl", [{"premise": "a good road"}])
     assert refused("predict", run, half) == f"{half} has no column 'hypothesis'; it has premise"
 
 
 @pytest.mark.slow
-def test_what_is_cut_is_told(trained_run):
+def test_truncation_is_reported(trained_run):
     for task, text, said in (
-        ("classification", "good " * 30, r"input 1 has 32 tokens, of which the model takes 24; the rest was not used"),
+        (
+            "classification",
+            "good " * 30,
+            r"input 1 has 32 tokens and was truncated to 24, the maximum length of the model",
+        ),
         (
             "causal-lm",
             "one two " * 15,
-            r"input 1 has 30 tokens; with 6 to come the model takes 18: only the last ones were used",
+            r"input 1 has 30 tokens and was truncated to the last 18, which leaves room for 6 new tokens",
         ),
     ):
         result = command("predict", trained_run(task).run, text, "short", text, "--tokens", 6)
         warnings = result.stderr.splitlines()
         assert warnings == [f"Warning: {said}", f"Warning: {said}".replace("input 1", "input 3")]
         assert len(result.stdout.splitlines()) == 3
-    said = "--tokens is 24, but the model takes 24 tokens, those of the text it goes on from included; allowed: 1 to 23"
+    said = "--tokens is 24, but the maximum length of the model, including the input, is 24; allowed: 1 to 23"
     assert refused("predict", trained_run("causal-lm").run, "one two", "--tokens", 24) == said
     assert (
         len(command("predict", trained_run("causal-lm").run, "one two").stdout.split()) == 12
     )  # half of what it takes
-    # of a text that goes on, the end counts; of one that is classified, the beginning
+    # a continuation uses the end of a long text, classification the beginning
     words, run = [*NUMBERS[1], *NUMBERS[0], *NUMBERS[2][:5]], trained_run("causal-lm").run
     whole, end, beginning = (
         answers(run, " ".join(part), "--tokens", 8)[0] for part in (words, words[-16:], words[:16])
@@ -183,7 +187,7 @@ def test_what_is_cut_is_told(trained_run):
 
 
 @pytest.mark.slow
-def test_a_continuation_may_be_drawn(trained_run):
+def test_a_continuation_can_be_sampled(trained_run):
     run = trained_run("causal-lm").run
     drawn = [
         command("predict", run, "one two three", "--tokens", 12, "--temperature", 5.0, "--seed", seed).stdout
@@ -204,17 +208,17 @@ def test_every_mask_of_a_text_is_filled(trained_run):
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert [len(answer["masks"]) for answer in found] == [2, 0, 0, 0]
     assert found[1]["filled"] == "one two three"
-    write = "has nothing to fill in; write <mask> where a token is to be guessed"
+    write = "has no mask; write <mask> for each token to predict"
     assert [line.removeprefix("Warning: ") for line in result.stderr.splitlines()] == [
-        "input 4 has 32 tokens, of which the model takes 24; the rest was not used",
+        "input 4 has 32 tokens and was truncated to 24, the maximum length of the model",
         f"input 2 {write}",
         f"input 3 {write}",
-        "input 4 has nothing to fill in; it was cut",
+        "input 4 has no mask; it was cut off",
     ]
 
 
 @pytest.mark.slow
-def test_a_run_reads_what_it_asks_about_as_it_was_trained(tmp_path, quick):
+def test_inputs_are_read_in_the_format_of_the_training_data(tmp_path, quick):
     table = write_lines(
         tmp_path / "rows.data", ["text,label", *(f"{row['text']},{row['label']}" for row in classification_rows(40))]
     )
@@ -231,15 +235,14 @@ def test_a_run_reads_what_it_asks_about_as_it_was_trained(tmp_path, quick):
     assert len(command("predict", tmp_path / "run", quoted).stdout.splitlines()) == 1
     assert refused("predict", tmp_path / "run", tmp_path) == f"{tmp_path} is a folder; give its files"
     assert (
-        refused("predict", tmp_path / "run", "good", "-")
-        == "- is standard input, which cannot be given beside other inputs"
+        refused("predict", tmp_path / "run", "good", "-") == "-, standard input, cannot be combined with other inputs"
     )
-    assert "is not text in the encoding of this terminal" in refused("predict", tmp_path / "run", "\udcff")
+    assert "is not in the encoding of this terminal" in refused("predict", tmp_path / "run", "\udcff")
 
 
 @pytest.mark.slow
 def test_a_mask_stands_for_a_word_with_its_space(tmp_path, quick):
-    """In a byte-level BPE the space belongs to the word; were it left before the mask, no text would look as in training."""
+    """In byte-level BPE the space belongs to the word, so a space before the mask would not occur in training."""
     command("train", quick("masked-lm", tmp_path, **{"tokenizer": {"kind": "bpe", "vocab_size": 400}}))
     text = " ".join((NUMBERS[0] * 3)[:23])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
@@ -252,7 +255,7 @@ def test_a_mask_stands_for_a_word_with_its_space(tmp_path, quick):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_translation_that_does_not_end_is_as_long_whatever_stands_beside_it(trained_run, beams):
+def test_the_length_limit_of_a_translation_does_not_depend_on_its_batch(trained_run, beams):
     trained, tokenizer = trained_run("translation").load()
     trained.config.max_position_embeddings = 64
     model = type(trained)(trained.config)

@@ -1,4 +1,4 @@
-"""Nothing is lost: a run that was killed, stopped or damaged ends with the very weights of one that was left alone."""
+"""A run that was killed, stopped or damaged ends with the same bits as an undisturbed one."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from linformer_kit.training import checkpoint
 
-# neither an end of an epoch, which has six steps, nor a multiple of anything below
+# not the end of an epoch, which has six steps, and not a multiple of any interval below
 LAST = 25
-# dropout and masks are on: what is drawn must come again
+# with dropout and masks, so that random states matter
 CONFIG = {
     "task": "masked-lm",
     "model": {
@@ -45,7 +45,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COL
 # `linformer`, but the process is killed when a function is called for the n-th time
 DYING = """
 import os, signal, sys
-from linformer_kit import cli
+from linformer_kit import cli, files
 from linformer_kit.training import checkpoint, train, trainer
 
 where, count, *arguments = sys.argv[1:]
@@ -55,7 +55,7 @@ home, name = {
     "evaluation": (trainer.LinformerTrainer, "prediction_step"),
     "checkpoint": (trainer, "save_optimizer"),
     "seal": (checkpoint, "seal"),
-    "rename": (checkpoint.os, "rename"),
+    "rename": (files.os, "rename"),
     "removal": (trainer, "remove_old"),
     "finish": (train, "write_text"),
 }[where]
@@ -104,7 +104,7 @@ def train(path: Path, *before: str, code: int = 0) -> tuple[str, str]:
 
 
 def weights(path: Path) -> dict[str, bytes]:
-    """The bytes of every tensor in the last checkpoint of a run, the optimizer's too."""
+    """The bytes of every tensor in the last checkpoint of a run, including the optimizer."""
     run = path.parent / path.stem
     last = checkpoint.checkpoints_in(run / "checkpoints")[-1]
     assert last.name == f"checkpoint-{LAST}"
@@ -119,14 +119,14 @@ def weights(path: Path) -> dict[str, bytes]:
 
 
 def metrics(path: Path) -> list[dict]:
-    """The lines of metrics.jsonl without the speeds."""
+    """The lines of metrics.jsonl without tokens per second."""
     lines = (path.parent / path.stem / "metrics.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "tokens_per_second"} for line in lines]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A run that nobody disturbed; the others share its prepared data."""
+    """A run without interruption; the others share its prepared data."""
     path = write_run(tmp_path_factory.mktemp("resume"), "undisturbed")
     train(path)
     return path
@@ -168,11 +168,12 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(undisturbed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_signal_saves_and_says_how_to_go_on(undisturbed, number):
+def test_a_signal_saves_and_prints_how_to_resume(undisturbed, number):
     name = f"stopped-{int(number)}"
     path = write_run(undisturbed.parent, name)
-    # a shell may have told its background jobs, and so this test, to ignore Ctrl-C
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from linformer_kit.cli import app; app()"
+    # shells let background jobs, and so maybe this test, ignore Ctrl-C
+    restore = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{restore}; from linformer_kit.cli import app; app()"
     process = start(path, sys.executable, "-c", code)
     wait_for(path.parent / name / "checkpoints" / "checkpoint-5")
     process.send_signal(number)
@@ -183,7 +184,7 @@ def test_a_signal_saves_and_says_how_to_go_on(undisturbed, number):
     step = int(said.split()[5])
     assert f"linformer train {name}/config.yaml" in said
     last = checkpoint.checkpoints_in(path.parent / name / "checkpoints")[-1]
-    assert (checkpoint.step_of(last), checkpoint.damage(last)) == (step, None)
+    assert (checkpoint.step_of(last), checkpoint.find_damage(last)) == (step, None)
     assert not (path.parent / name / "model").exists()
     train(path)
     is_the_same(path, undisturbed)
@@ -208,22 +209,22 @@ def test_a_signal_while_the_data_are_read_leaves_nothing_half_done(tmp_path, num
 
 
 @pytest.mark.slow
-def test_a_signal_in_an_evaluation_saves_and_the_evaluation_is_made_up_for(undisturbed):
+def test_a_signal_during_an_evaluation_saves_and_the_evaluation_is_repeated(undisturbed):
     path = write_run(undisturbed.parent, "in-evaluation")
     _, errors = train(
         path, sys.executable, "-c", DYING.replace("SIGKILL", "SIGTERM"), "evaluation", "2", code=128 + signal.SIGTERM
     )
     assert f"Stopped and saved at step 16 of {LAST}" in errors
     assert "validation_loss" not in metrics(path)[-1]
-    # and once more, while the evaluation is made up for
+    # and again during the pending evaluation
     train(path, sys.executable, "-c", DYING.replace("SIGKILL", "SIGTERM"), "evaluation", "1", code=128 + signal.SIGTERM)
     train(path)
     is_the_same(path, undisturbed)
 
 
 @pytest.mark.slow
-def test_a_run_that_stopped_early_and_died_does_not_go_on(tmp_path):
-    # with so small a rate nothing changes, so nothing gets better
+def test_a_run_killed_after_early_stopping_does_not_train_further(tmp_path):
+    # with so small a learning rate, nothing improves
     path = write_run(tmp_path, "early", training={"patience": 1, "learning_rate": 1e-30})
     train(path, sys.executable, "-c", DYING, "finish", "1", code=-signal.SIGKILL)
     train(path)
@@ -241,7 +242,7 @@ def wait_for(path: Path, seconds: float = 120) -> None:
 
 
 def damaged_copy(undisturbed: Path, name: str) -> Path:
-    """The run as it was before its last step, to be damaged."""
+    """A copy of the run without its results, to be damaged."""
     path = write_run(undisturbed.parent, name)
     folder = path.parent / name
     shutil.copytree(undisturbed.parent / "undisturbed", folder)
@@ -279,7 +280,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(undisturbed,
     harm(path.parent / path.stem / "checkpoints" / f"checkpoint-{LAST}" / name)
     output, _ = train(path)
     assert f"checkpoint-{LAST} is damaged" in output
-    assert "goes on at 24" in output
+    assert "resuming at 24" in output
     is_the_same(path, undisturbed)
 
 
@@ -289,7 +290,7 @@ def test_all_checkpoints_damaged_means_from_the_beginning(undisturbed):
         truncate(folder / "model.safetensors")
     output, _ = train(path)
     assert output.count("is damaged") == 3
-    assert "goes on at" not in output
+    assert "resuming at" not in output
     is_the_same(path, undisturbed)
 
 
@@ -301,7 +302,7 @@ from pathlib import Path
 from linformer_kit.training.run import RunFolder
 with RunFolder(Path("contested")).locked():
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)  # it is killed before; on a busy machine the other process takes more than a minute to start
 """
     holder = subprocess.Popen(
         [sys.executable, "-c", code], cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
@@ -310,15 +311,15 @@ with RunFolder(Path("contested")).locked():
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         _, errors = train(path, code=2)
-        assert errors.startswith("Error: another run is writing to contested")
+        assert errors.startswith("Error: another process is writing to contested")
     finally:
         holder.kill()
         holder.communicate()
     train(path)  # the lock has died with its holder
 
 
-# `linformer` where no file may grow beyond 20,000 bytes, as on a full disk; set in the process itself, since what Python runs
-# between fork and exec may wait for ever for a lock that another thread of the tests held
+# `linformer` with a limit of 20,000 bytes per file, as on a full disk; set in the process itself, because code between
+# fork and exec can deadlock on a lock of another thread
 LIMITED = """
 import resource, signal
 from linformer_kit.cli import app
@@ -330,7 +331,7 @@ app()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="limits of POSIX")
-def test_a_full_disk_stops_clearly_and_leaves_the_last_checkpoint(undisturbed):
+def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(undisturbed):
     path = damaged_copy(undisturbed, "full")
     folder = path.parent / "full" / "checkpoints"
     for old in checkpoint.checkpoints_in(folder)[-2:]:
@@ -339,9 +340,9 @@ def test_a_full_disk_stops_clearly_and_leaves_the_last_checkpoint(undisturbed):
     _, errors = train(path, sys.executable, "-c", LIMITED, code=2)
     assert errors.startswith("Error: ")
     assert "could not be written" in errors
-    assert f"the last whole checkpoint is full/checkpoints/{last.name}" in errors
+    assert f"the last complete checkpoint is full/checkpoints/{last.name}" in errors
     assert [each.name for each in folder.iterdir()] == [last.name]
-    assert checkpoint.damage(last) is None
+    assert checkpoint.find_damage(last) is None
     train(path)
     is_the_same(path, undisturbed)
 
@@ -359,7 +360,7 @@ def test_data_that_changed_in_between_are_noticed(undisturbed, change):
 
 
 @pytest.mark.slow
-def test_a_stream_goes_on_exactly_after_several_passes(tmp_path):
+def test_a_stream_resumes_exactly_after_several_passes(tmp_path):
     data = {"streaming": True, "streaming_validation": 5, "shuffle_buffer": 8}
     paths = [write_run(tmp_path, name, data=data) for name in ("alone", "killed")]
     train(paths[0])
@@ -376,7 +377,9 @@ def test_a_stream_goes_on_exactly_after_several_passes(tmp_path):
 def test_a_run_with_other_settings_is_refused(undisturbed):
     path = write_run(undisturbed.parent, "undisturbed", model={"projected_length": 8})
     _, errors = train(path, code=2)
-    assert "undisturbed holds a run with model.projected_length=4, now model.projected_length=8 is wanted" in errors
+    assert (
+        "undisturbed contains a run with model.projected_length=4, but model.projected_length=8 is requested" in errors
+    )
     write_run(undisturbed.parent, "undisturbed")
 
 

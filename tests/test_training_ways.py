@@ -1,5 +1,5 @@
-"""Ways to train, each in a few steps: overrides, epochs, full attention, a saved model to start from, pieces of a batch, label
-smoothing, patience, precision, reports, streams."""
+"""Ways to train, in a few steps each: overrides, epochs, full attention, saved models, accumulation, label smoothing,
+early stopping, precision, reporting, streams."""
 
 import gc
 import gzip
@@ -62,7 +62,7 @@ def test_overrides_reach_the_run(tmp_path, quick, monkeypatch):
     )
     assert result["steps"] == 3
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
-    # the rate of the first step, on its way down half a cosine
+    # the learning rate of the first step of the cosine schedule
     assert lines[0]["learning_rate"] == pytest.approx(1e-3)
     stored = yaml.safe_load((tmp_path / "runs" / "classification" / "config.yaml").read_text())
     assert (stored["training"]["steps"], stored["training"]["learning_rate"]) == (3, 1e-3)
@@ -71,7 +71,7 @@ def test_overrides_reach_the_run(tmp_path, quick, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("wish", "steps"), [({}, 75), ({"training.epochs": 0.5}, 13), ({"training.epochs": 1}, 25)])
 def test_epochs_are_whole_batches(tmp_path, quick, wish, steps):
-    """400 examples in batches of 16; three epochs if nothing is said, and an evaluation after each."""
+    """400 examples in batches of 16; by default three epochs with an evaluation after each."""
     _, result, lines = trained_quickly(quick("classification", tmp_path, **{"training.steps": None, **wish}))
     assert result["steps"] == steps
     assert [line["step"] for line in lines if "validation_loss" in line] == ([25, 50, 75] if not wish else [steps])
@@ -89,7 +89,7 @@ def test_the_twin_with_full_attention(tmp_path, quick, task):
 
 
 def rows_to_start_with(task):
-    """Texts in the words of the language models: which language it is, or, of pairs, which the second one is."""
+    """Texts in the vocabulary of the language models; the label is the language, for pairs that of the second text."""
     names = {"one": "English", "eins": "German", "un": "French"}
     first, second = (running_lines(60, seed=seed) for seed in (0, 1))
     labels = [next(name for word, name in names.items() if word in line.split()) for line in second]
@@ -106,7 +106,7 @@ def rows_to_start_with(task):
     ("source", "task"), [("masked-lm", "classification"), ("masked-lm", "pairs"), ("denoising", "translation")]
 )
 def test_a_run_starts_from_a_saved_model(tmp_path, quick, trained_run, source, task):
-    """Every weight but those of the head is that of the saved model, and so are tokens and length."""
+    """All weights except the head, the tokens and the length are those of the saved model."""
     start = trained_run(source).run / "model"
     still = {"training.learning_rate": 1e-12, "training.weight_decay": 0, "training.steps": 2}
     data = (
@@ -128,7 +128,7 @@ def test_a_run_starts_from_a_saved_model(tmp_path, quick, trained_run, source, t
     assert config["max_position_embeddings"] == 24
     if task != "translation":
         assert config["id2label"] == {"0": "English", "1": "French", "2": "German"}
-        # and on to another number of classes
+        # start another run with another number of classes from it
         rows = classification_rows(60) if task == "classification" else pair_rows(60)
         more = {"data.path": write_jsonl(tmp_path / "on.jsonl", rows), "model": {"from": str(saved)}, "tokenizer": None}
         command("train", quick(task, tmp_path / "on", **still, **more))
@@ -152,8 +152,8 @@ def test_a_run_starts_from_a_saved_model(tmp_path, quick, trained_run, source, t
     ],
     ids=lambda changes: f"{changes.get('projection', 'full')} {changes.get('projected_length', '')}",
 )
-def test_a_run_starts_from_a_saved_model_and_attends_otherwise(tmp_path, quick, trained_run, changes):
-    """Every weight is that of the saved model, but E and F, which are as a fresh model of that kind has them."""
+def test_a_run_starts_from_a_saved_model_with_another_attention(tmp_path, quick, trained_run, changes):
+    """All weights except E and F are those of the saved model; E and F are initialized."""
     start = trained_run("masked-lm").run / "model"
     still = {"training.learning_rate": 1e-12, "training.weight_decay": 0, "training.steps": 2}
     command(
@@ -176,7 +176,7 @@ def test_a_run_starts_from_a_saved_model_and_attends_otherwise(tmp_path, quick, 
 
 
 @pytest.mark.slow
-def test_pieces_of_a_batch_make_the_same_step(tmp_path, quick):
+def test_gradient_accumulation_gives_the_same_step(tmp_path, quick):
     losses = {}
     for accumulate in (1, 4):
         wish = [f"training.accumulate={accumulate}", "training.log_every=1", f"run={tmp_path / str(accumulate)}"]
@@ -185,14 +185,14 @@ def test_pieces_of_a_batch_make_the_same_step(tmp_path, quick):
     assert losses[4] == pytest.approx(losses[1], rel=1e-4)
     assert losses[1][-1] < losses[1][0]
     assert refused("train", quick("causal-lm", tmp_path), "training.accumulate=3", f"run={tmp_path / '3'}") == (
-        "training.batch_size is 16, which 1 process(es) × training.accumulate=3 do not divide; choose a multiple of 3"
+        "training.batch_size is 16, not a multiple of 1 process(es) × training.accumulate=3; choose a multiple of 3"
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "masked-lm", "causal-lm", "translation"])
 def test_label_smoothing_by_hand(tmp_path, quick, task):
-    """The share of the target goes to all answers alike; evaluations are without."""
+    """Smoothing distributes a share over all classes or tokens; evaluations use none."""
     config = load_config(quick(task, tmp_path, **{"training.label_smoothing": 0.3}))
     trainer, _ = make_trainer(config, prepare(config, QUIET), RunFolder(config.folder))
     batch = trainer.data_collator(trainer.train_dataset.__getitems__([3, 1, 4, 9]))
@@ -225,7 +225,7 @@ def test_labels_decide_whether_the_classifier_starts_fresh(tmp_path, trained_run
     trained_quickly(path, "training.evaluate_every=null")
     before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "run" / "model"))
     assert torch.allclose(before["classifier.weight"], after["classifier.weight"], atol=1e-6) == (labels == "the same")
-    # and the run stands on its own, wherever it came from
+    # the run does not depend on the model that it started from
     moved = source.rename(source.with_name("moved"))
     try:
         command("evaluate", tmp_path / "run", "--data", tmp_path / "rows.jsonl")
@@ -235,7 +235,7 @@ def test_labels_decide_whether_the_classifier_starts_fresh(tmp_path, trained_run
 
 
 @pytest.mark.slow
-def test_patience_ends_a_run_that_gains_nothing(tmp_path, quick):
+def test_patience_ends_a_run_without_improvement(tmp_path, quick):
     settings = {
         "training.patience": 2,
         "training.steps": 40,
@@ -264,7 +264,7 @@ def test_bfloat16_on_a_cpu(tmp_path, quick):
 @pytest.mark.slow
 @pytest.mark.parametrize(("best_by", "metric"), [("loss", "loss"), ("macro_f1", "macro_f1"), (None, "accuracy")])
 def test_the_best_by_another_metric(tmp_path, quick, best_by, metric):
-    """Weights that swing from side to side, at rates far too high, are best by one metric here and by another there."""
+    """With a much too high learning rate, different metrics select different checkpoints."""
     swings = {"training.steps": 24, "training.evaluate_every": 1, "training.learning_rate": 0.3, "training.warmup": 0}
     path = quick("classification", tmp_path, **swings, **{"training.best_by": best_by, "training.clip": 0})
     _, result, lines = trained_quickly(path)
@@ -316,11 +316,9 @@ def test_weights_and_biases_writes_into_the_run(tmp_path):
     ("task", "ending"),
     [("masked-lm", "txt"), ("masked-lm", "jsonl.gz"), ("causal-lm", "txt.gz"), ("translation", "tsv")],
 )
-@pytest.mark.filterwarnings(
-    "ignore:unclosed file:ResourceWarning"
-)  # datasets flatten_keys it to chance when a table is closed
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets does not close tables
 def test_streaming(tmp_path, task, ending):
-    """The first examples are held out; the others are read again and again, as long as there are steps."""
+    """The first examples are used for validation; the others are read repeatedly."""
     path = tmp_path / f"corpus.{ending.removesuffix('.gz')}"
     if task == "translation":
         write_lines(path, ["source\ttarget", *map("\t".join, sentence_pairs(150))])
@@ -348,7 +346,7 @@ def test_streaming(tmp_path, task, ending):
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.8 * losses[0]
     assert result["steps"] == 30
-    # what was held out is measured, and can be again; what is streamed cannot
+    # the validation split can be evaluated again, the stream cannot
     command("evaluate", tmp_path / "run", "--split", "validation")
     assert read_json(tmp_path / "run" / "evaluation.json")["loss"] == pytest.approx(result["validation_loss"], rel=1e-5)
     assert "the train split is streamed" in refused("evaluate", tmp_path / "run", "--split", "train")

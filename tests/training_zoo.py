@@ -1,4 +1,4 @@
-"""Small data sets that a tiny model learns in seconds, the YAML of each task, and the command line, in this process or its own.
+"""Small data sets that a tiny model learns in seconds, the YAML of each task, and the command line.
 
 conftest.py imports this file for all tests, so what takes seconds to import is imported where it is used.
 """
@@ -127,8 +127,10 @@ def pair_rows(count, seed=0):
 
 
 def running_lines(count, seed=0):
-    """Counting in one of three languages, up or down: a word follows from its place and the others. With its end, a line
-    fills a block of 24 tokens; only the last one is shorter."""
+    """Counting in one of three languages, up or down: each word is predictable from the others.
+
+    With its end token, a line fills a block of 24 tokens; only the last line is shorter.
+    """
     rng, lines = random.Random(seed), []
     for number in range(count):
         words = rng.choice(NUMBERS)[:: rng.choice((1, -1))] * 3
@@ -161,7 +163,7 @@ def write_parquet(path, rows):
 
 
 def write_data(task, folder):
-    """train, validation and test of a task as files in `folder`; the numbers of examples are no multiples of a batch."""
+    """Write train, validation and test files of a task; the numbers of examples are not multiples of the batch size."""
     folder = Path(folder)
     for number, (split, count) in enumerate({"train": 400, "validation": 45, "test": 37}.items()):
         if task == "classification":
@@ -193,7 +195,7 @@ ROWS = [
 
 
 def tree_for(task, folder, **overrides):
-    """The configuration of a task as plain values: data, cache and run lie in `folder`; overrides are such as `training.steps`."""
+    """The configuration of a task as a dictionary, with data, cache and run in `folder`; override keys are dotted."""
     folder = Path(folder)
     path = overrides.get("data.path")
     tree = {
@@ -230,7 +232,7 @@ def tree_for(task, folder, **overrides):
 
 
 def yaml_for(task, folder, **overrides):
-    """A YAML file in `folder` and, if no `data.path` is given, the data it speaks of; None as an override removes a key.
+    """Write a YAML file to `folder` and, without `data.path`, its data; the override None removes a key.
 
     yaml_for("masked-lm", tmp_path, **{"training.steps": 5})
     """

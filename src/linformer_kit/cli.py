@@ -1,6 +1,6 @@
 """The command line: one short function per command.
 
-What is slow to import, torch above all, is imported inside the commands, so that `linformer --help` answers at once.
+Slow imports, such as torch, happen inside the commands, so that `linformer --help` is fast.
 """
 
 import io
@@ -21,36 +21,36 @@ from .errors import Stopped, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
-    # our mistakes are shown as Python shows them; the boxes of rich hide more than they explain
+    # plain tracebacks for bugs
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-# what the extras `keras` and `train` install
-OF_KERAS = {"keras", "tensorflow", "jax"}
-OF_TRAINING = {"accelerate", "datasets", "filelock", "jinja2", "matplotlib", "sacrebleu", "tokenizers", "yaml"}
+# modules that the extras `keras` and `train` install
+KERAS_MODULES = {"keras", "tensorflow", "jax"}
+TRAINING_MODULES = {"accelerate", "datasets", "filelock", "jinja2", "matplotlib", "sacrebleu", "tokenizers", "yaml"}
 
 
 def end_on_signal(number: int, frame: object) -> None:
-    """SIGTERM as an exception, as Ctrl-C is one, so that what was begun is cleared away."""
+    """Turn SIGTERM into an exception, like Ctrl-C, so that temporary files are removed."""
     typer.echo("Stopped.", err=True)
     sys.exit(128 + number)
 
 
 @contextmanager
 def short_errors() -> Iterator[None]:
-    """What the user can mend ends in one line and code 2, a signal in one line and 128 + its number; tracebacks are for bugs."""
+    """Print errors caused by user input as one line, with exit code 2; a signal gives 128 + its number."""
     before = signal.signal(signal.SIGTERM, end_on_signal)
     try:
         yield
     except KeyboardInterrupt:
         typer.echo("Stopped.", err=True)
         raise typer.Exit(130) from None
-    except BrokenPipeError:  # whoever read the output has seen enough; typer ends quietly
+    except BrokenPipeError:  # the reader closed the pipe; typer exits silently
         raise
     except ModuleNotFoundError as error:
-        name = "train" if error.name in OF_TRAINING else error.name if error.name in OF_KERAS else None
+        name = "train" if error.name in TRAINING_MODULES else error.name if error.name in KERAS_MODULES else None
         extra = f'; pip install "linformer-kit[{name}]"' if name else ""
         typer.echo(f"Error: {error}{extra}", err=True)
         raise typer.Exit(2) from None
@@ -65,7 +65,7 @@ def short_errors() -> Iterator[None]:
 
 
 class Projection(StrEnum):
-    """What E is."""
+    """Kinds of projections."""
 
     linear = "linear"
     dynamic = "dynamic"
@@ -76,7 +76,7 @@ class Projection(StrEnum):
 
 
 class Sharing(StrEnum):
-    """Which matrices of one layer are the same."""
+    """Which projection matrices of a layer are shared."""
 
     none = "none"
     headwise = "headwise"
@@ -84,7 +84,7 @@ class Sharing(StrEnum):
 
 
 class Backend(StrEnum):
-    """What the layer is made of."""
+    """Framework of a layer."""
 
     torch = "torch"
     keras = "keras"
@@ -109,7 +109,7 @@ class What(StrEnum):
 
 
 class Per(StrEnum):
-    """What one input of a file is."""
+    """One input per line, or one per file."""
 
     line = "line"
     file = "file"
@@ -129,7 +129,7 @@ def main(
 ) -> None:
     """Transformers over long sequences at linear cost."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # where × cannot be shown, as in an ASCII log, a ? is better than an end
+        # in an ASCII log, print ? instead of × rather than fail
         sys.stdout.reconfigure(errors="replace")
 
 
@@ -144,20 +144,20 @@ def demo(
         run(output)
 
 
-CONFIG = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped configuration, such as imdb.")]
+CONFIG = Annotated[str, typer.Argument(help="YAML file, or name of a shipped configuration, such as imdb.")]
 OVERRIDES = Annotated[
-    list[str] | None, typer.Argument(help="Settings that replace those of the file: training.epochs=2 …")
+    list[str] | None, typer.Argument(help="Overrides of values in the file, such as training.epochs=2.")
 ]
-RUN = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+RUN = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
 
 
 @app.command()
 def prepare(config: CONFIG, overrides: OVERRIDES = None) -> None:
-    """Train a tokenizer and tokenize the data ahead of training; shows how long the texts are."""
+    """Train a tokenizer, tokenize the data and show the lengths of the texts."""
     with short_errors():
         from .training.config import load_config
 
-        loaded = load_config(config, overrides)  # a slip of the pen is told before the rest is imported
+        loaded = load_config(config, overrides)  # before slow imports, so that typos are reported at once
         from .training.prepare import show
 
         show(loaded)
@@ -165,7 +165,7 @@ def prepare(config: CONFIG, overrides: OVERRIDES = None) -> None:
 
 @app.command()
 def train(config: CONFIG, overrides: OVERRIDES = None) -> None:
-    """Train a model; the same command goes on with a run that was stopped or died."""
+    """Train a model, or resume an interrupted run. Estimates the run time first."""
     with short_errors():
         from rich.console import Console
 
@@ -180,45 +180,43 @@ def train(config: CONFIG, overrides: OVERRIDES = None) -> None:
 @app.command()
 def evaluate(
     run: RUN,
-    split: Annotated[str, typer.Option(help="Which split of the run's data: train, validation or test.")] = "test",
-    data: Annotated[str | None, typer.Option(help="Another file or folder, read as the run's data were.")] = None,
-    beams: Annotated[int, typer.Option(min=1, help="Beams of a translation.")] = 1,
+    split: Annotated[str, typer.Option(help="Split of the data of the run: train, validation or test.")] = "test",
+    data: Annotated[str | None, typer.Option(help="Another file or folder in the same format.")] = None,
+    beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
 ) -> None:
-    """Measure a run on its test split or another file; writes evaluation.json."""
+    """Evaluate a run on its test split or on another file; writes evaluation.json."""
     with short_errors():
         from rich.console import Console
 
         from .training.evaluate import evaluate, table_of
 
         metrics = evaluate(run, split, data, beams)
-        if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+        if os.environ.get("RANK", "0") == "0":  # one process prints
             Console().print(table_of(metrics))
 
 
 @app.command()
 def predict(
     run: RUN,
-    given: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT|FILE]...", help="Texts or files; else standard input.")
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT|FILE]...", help="Texts or files; default: standard input.")
     ] = None,
-    per: Annotated[Per | None, typer.Option(help="Whether a line or a whole file is one text.")] = None,
+    per: Annotated[Per | None, typer.Option(help="One text per line or per file (default: as in training).")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
-    top: Annotated[int, typer.Option(min=1, help="How many tokens to offer for a mask.")] = 5,
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help="How many tokens to go on by; else 50, or half of what the model takes.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="Of a continuation; 0 takes the likeliest token.")] = 0.0,
-    beams: Annotated[int, typer.Option(min=1, help="Beams of a translation.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of what is drawn when temperature is not 0.")] = 0,
+    top: Annotated[int, typer.Option(min=1, help="Number of tokens to list per mask.")] = 5,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens (default 50).")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0: greedy decoding.")] = 0.0,
+    beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
 ) -> None:
-    """Classify, fill masks, continue or translate."""
+    """Classify, fill masks, continue or translate texts."""
     with short_errors():
         from .training.predict import Options, Predictor, as_text, read_inputs
 
         predictor = Predictor(
             run, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True)
         )
-        for answer in predictor(read_inputs(given or [], per.value if per else None, predictor.config)):
+        for answer in predictor(read_inputs(inputs or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
 
 
@@ -253,7 +251,7 @@ def benchmark(
 
 
 def last_of(names: str) -> Callable[[str], list[str]]:
-    """Completes the last of several values with a comma between them; `names` is a tuple in `bench.names`."""
+    """Completion of the last of several comma-separated values; `names` is a tuple in `bench.names`."""
 
     def complete(incomplete: str) -> list[str]:
         from .bench import names as known

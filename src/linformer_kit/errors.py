@@ -1,12 +1,12 @@
-"""What a person can mend."""
+"""Errors caused by user input, and the end of a run by a signal."""
 
 
 class UserError(ValueError):
-    """A wrong value, file or folder: the message says what it was, what is allowed and what to do; no traceback is needed."""
+    """A wrong value, file or folder. The message names it, what is allowed and the remedy; no traceback is shown."""
 
 
 class Stopped(Exception):
-    """Training was asked to stop, and has saved; `code` is what a shell expects of a program ended by that signal."""
+    """A signal stopped training after a checkpoint was saved; `code` is the exit code, 128 plus the signal number."""
 
     def __init__(self, message: str, code: int):
         super().__init__(message)

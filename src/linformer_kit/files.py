@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -44,13 +45,19 @@ def atomic_directory(
     is_writer: bool = True,
     barrier: Callable[[], object] = lambda: None,
     before_rename: Callable[[Path], object] = lambda unfinished: None,
+    keep_existing: bool = False,
 ) -> Iterator[Path]:
     """A temporary directory that takes the name `directory` when the block ends without an exception.
 
     With several processes, all of them write into it, one (`is_writer`) creates and renames it, and `barrier` waits
     for the others. `before_rename` runs last, in the writer.
+
+    An existing `directory` is replaced. With `keep_existing`, the one that another process has finished in the
+    meantime is kept: independent processes may build the same directory at the same time.
     """
-    unfinished = directory.with_name(f".{directory.name}.unfinished")
+    # processes that share a directory must agree on its temporary name; independent ones must not
+    unique = f".{secrets.token_hex(8)}" if keep_existing else ""
+    unfinished = directory.with_name(f".{directory.name}{unique}.unfinished")
     try:
         if is_writer:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -60,11 +67,24 @@ def atomic_directory(
         barrier()
         if is_writer:
             before_rename(unfinished)
-            replace_directory(unfinished, directory)
+            if keep_existing:
+                rename_unless_exists(unfinished, directory)
+            else:
+                replace_directory(unfinished, directory)
         barrier()
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def rename_unless_exists(new: Path, name: Path) -> None:
+    """Rename the directory `new` to `name`; if that exists, remove `new`."""
+    try:
+        os.rename(new, name)
+    except OSError:
+        if not name.exists():
+            raise
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def replace_directory(new: Path, old: Path) -> None:
@@ -98,10 +118,11 @@ def lock(path: Path, message: str) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     try:
-        with FileLock(path, timeout=0):
-            yield
+        held = FileLock(path).acquire(timeout=0)
     except Timeout:
         raise UserError(message) from None
+    with held:
+        yield
 
 
 def check_writable(directory: Path, remedy: str) -> None:

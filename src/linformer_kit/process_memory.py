@@ -1,4 +1,4 @@
-"""What this process holds of the machine's memory."""
+"""Memory of this process: how much it uses, how to return what is free, and whether an error means there is no more."""
 
 import ctypes
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def bytes_in(path: str, field: str) -> int | None:
-    """A field of a file such as /proc/meminfo in bytes; None where there is no such file or field."""
+    """A field of a file such as /proc/meminfo in bytes; None if there is no such file or field."""
     try:
         found = re.search(rf"^{field}:\s+(\d+) kB", Path(path).read_text(), re.MULTILINE)
     except OSError:
@@ -16,12 +16,12 @@ def bytes_in(path: str, field: str) -> int | None:
 
 
 def status_bytes(field: str) -> int | None:
-    """A field of what Linux tells of this process."""
+    """A field of /proc/self/status in bytes; None outside Linux."""
     return bytes_in("/proc/self/status", field)
 
 
 def peak_resident() -> int | None:
-    """The most memory that this process has had, Python and libraries included; None where the system does not tell."""
+    """Peak memory of this process in bytes, Python and libraries included; None if the system does not report it."""
     # not ru_maxrss on Linux: it is inherited over exec, so it starts at the parent's peak
     peak = status_bytes("VmHWM")
     if peak is not None:
@@ -34,8 +34,22 @@ def peak_resident() -> int | None:
 
 
 def release_free_memory() -> None:
-    """Give freed memory back to the system, which glibc does not by itself for what lies between pieces in use."""
+    """Return freed memory to the system; glibc keeps free blocks that lie between blocks in use."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
         if trim is not None:
             trim(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is a failed allocation; PyTorch reports those on CPUs as RuntimeError.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    True
+    >>> is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    False
+    """
+    # torch.OutOfMemoryError is recognized by its name, so that torch need not be imported here
+    words = r"OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory"
+    text = f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or re.search(words, text, re.IGNORECASE) is not None

@@ -1,14 +1,14 @@
-"""Plain values, as YAML has them, checked against types: dataclasses whose fields are annotated with meaning and bounds.
+"""Checks plain values, as read from YAML, against dataclasses whose fields are annotated with meaning and bounds.
 
 >>> from dataclasses import dataclass
 >>> @dataclass
-... class Garden:
-...     trees: Annotated[int, "how many", AT_LEAST_1] = 1
->>> converted({"trees": 3}, Garden, "")
-Garden(trees=3)
->>> converted({"trees": 0}, Garden, "garden")
+... class Loader:
+...     batch_size: Annotated[int, "examples per batch", AT_LEAST_1] = 32
+>>> converted({"batch_size": 8}, Loader, "")
+Loader(batch_size=8)
+>>> converted({"batch_size": 0}, Loader, "loader")
 Traceback (most recent call last):
-linformer_kit.errors.UserError: garden.trees is 0; it must be at least 1
+linformer_kit.errors.UserError: loader.batch_size is 0; it must be at least 1
 """
 
 import sys
@@ -22,7 +22,7 @@ from .models.options_linformer import nearest_of
 
 
 class Bounds(NamedTuple):
-    """Which numbers a field allows, in words and as a test."""
+    """The numbers that a field allows, as text and as a predicate."""
 
     words: str
     hold: Callable[[float], bool]
@@ -31,14 +31,13 @@ class Bounds(NamedTuple):
 AT_LEAST_1 = Bounds("at least 1", lambda number: number >= 1)
 POSITIVE = Bounds("larger than 0", lambda number: number > 0)
 NOT_NEGATIVE = Bounds("at least 0", lambda number: number >= 0)
-SEED = Bounds(
-    "at least 0 and less than 4 billion", lambda number: 0 <= number < 4_000_000_000
-)  # below 2³², the limit of NumPy, to which ranks are added
+# NumPy's limit is 2³², and ranks are added to the seed
+SEED = Bounds("at least 0 and less than 4 billion", lambda number: 0 <= number < 4_000_000_000)
 SHARE = Bounds("at least 0 and less than 1", lambda number: 0 <= number < 1)
 
 
 def converted(value: Any, kind: Any, path: str) -> Any:
-    """`value` as `kind`, or an error that names the path, the value and what is allowed."""
+    """Convert `value` to the type `kind`; raises `UserError` with the path, the value and what is allowed."""
     if (bounds := bounds_of(kind)) is not None:
         number = converted(value, bare(kind), path)
         if number is not None and not bounds.hold(number):
@@ -62,7 +61,7 @@ def converted(value: Any, kind: Any, path: str) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max
     if kind is float and is_number:
         return float(value)
-    if kind is int and is_number and value == int(value):  # 1e5 is a whole number
+    if kind is int and is_number and value == int(value):  # 1e5 is a float in YAML
         return int(value)
     if kind in (str, bool) and isinstance(value, kind):
         return value
@@ -71,7 +70,7 @@ def converted(value: Any, kind: Any, path: str) -> Any:
 
 
 def converted_section(value: Any, kind: Any, path: str) -> Any:
-    """The keys of a section, each as its type wants it."""
+    """Convert a mapping to the dataclass `kind`."""
     if not isinstance(value, Mapping):
         raise UserError(f"{path or 'the configuration'} is {describe(value)}; allowed: keys and values")
     hints = get_type_hints(kind, include_extras=True)
@@ -86,7 +85,7 @@ def converted_section(value: Any, kind: Any, path: str) -> Any:
 
 
 def converted_field(value: Any, kind: Any, path: str) -> Any:
-    """The value of a field of LinformerConfig; its unions have several kinds of values."""
+    """Convert the value of a field whose type may be a union of several types, as in LinformerConfig."""
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     for part in parts:
         if part is types.NoneType and value is None:
@@ -106,7 +105,7 @@ def unknown_key(path: str, key: Any, names: list[str]) -> UserError:
 
 
 def allowed(kind: Any) -> str:
-    """What a type allows, in words.
+    """Describe the values that a type allows.
 
     >>> allowed(int | None), allowed(Literal["a", "b"])
     ('a whole number or nothing', 'a, b')
@@ -119,13 +118,14 @@ def allowed(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
     if get_origin(kind) is list:
-        return f"a list of {allowed(get_args(kind)[0])}"
+        items = {int: "whole numbers", float: "numbers", str: "texts"}
+        return f"a list of {items.get(get_args(kind)[0]) or allowed(get_args(kind)[0])}"
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "nothing"}
     return names.get(kind, "keys and values")
 
 
 def describe(value: Any) -> str:
-    """A value and its kind, as people call it.
+    """Describe a value and its type.
 
     >>> describe(0.5), describe("a"), describe(None)
     ('the number 0.5', "the text 'a'", 'nothing')
@@ -140,17 +140,17 @@ def describe(value: Any) -> str:
 
 
 def bare(kind: Any) -> Any:
-    """A type without its annotation."""
+    """A type without its `Annotated` metadata."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def bounds_of(kind: Any) -> Bounds | None:
-    """Those in the annotation of a type."""
+    """The bounds in the `Annotated` metadata of a type."""
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Bounds)), None)
 
 
 def key_of(name: str) -> str:
-    """How a field is written in YAML: `from` is a word of Python."""
+    """The YAML key of a field: `from_` stands for `from`, a Python keyword."""
     return name.rstrip("_")
 
 

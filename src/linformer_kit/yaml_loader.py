@@ -1,4 +1,4 @@
-"""YAML without surprises."""
+"""Strict YAML: `1e-3` is a number, and a repeated key is an error."""
 
 import re
 from pathlib import Path
@@ -10,13 +10,13 @@ from .errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without surprises: `1e-3` is a number, and a key that stands twice is an error."""
+    """A safe loader that reads `1e-3` as a number and rejects repeated keys."""
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} occurs twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -26,7 +26,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text; `where` names it in errors.
+    """Parse a YAML text; `where` names it in errors.
 
     >>> parse_yaml("1e-3", "learning rate")
     0.001
@@ -38,7 +38,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """The value in a file; `what` it should be stands in errors."""
+    """Parse a YAML file; `what` names its purpose in errors."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -1,7 +1,9 @@
-"""Our settings in the words of transformers."""
+"""Device, precision and `transformers.TrainingArguments` of a run."""
 
 import importlib.util
 import os
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from accelerate import PartialState
@@ -12,17 +14,40 @@ from .config import RunConfig, TrainingConfig
 from .run import RunFolder
 
 
-def training_arguments(config: RunConfig, run: RunFolder, steps: int) -> TrainingArguments:
-    """What `transformers.Trainer` needs to know; `steps` is how long the run is."""
+def resolve_hardware(config: RunConfig, resumed: RunConfig | None = None) -> RunConfig:
+    """The configuration with `auto` replaced by the device and the precision that are used.
+
+    A resumed run keeps its precision on any device. Runs of older versions have stored `auto`, which is resolved anew.
+    """
     training = config.training
-    share = device_batch_size(config)
-    precision = precision_for(training)
+    if training.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("training.device is cuda, but PyTorch finds no GPU; set training.device=cpu")
+    device: Literal["cpu", "cuda"] = "cuda" if is_on_gpu(training) else "cpu"
+    precision = training.precision
+    if precision == "auto" and resumed is not None:
+        precision = resumed.training.precision
+    if precision == "auto":
+        precision = "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    if precision == "float16" and device == "cpu":
+        raise UserError("training.precision is float16, which needs a GPU; allowed on CPUs: float32, bfloat16, auto")
+    return replace(config, training=replace(training, device=device, precision=precision))
+
+
+def is_on_gpu(training: TrainingConfig) -> bool:
+    """Whether a run uses a GPU: one is available, and the configuration does not choose the CPU."""
+    return training.device != "cpu" and torch.cuda.is_available()
+
+
+def training_arguments(config: RunConfig, run: RunFolder, steps: int) -> TrainingArguments:
+    """The arguments of `transformers.Trainer` for a run of `steps` steps."""
+    training = resolve_hardware(config).training
+    batch_size = device_batch_size(config)
     prepare_reporting(config, run)
     arguments = TrainingArguments(
         output_dir=str(run.checkpoints),
         max_steps=steps,
-        per_device_train_batch_size=share,
-        per_device_eval_batch_size=training.evaluation_batch_size or share,
+        per_device_train_batch_size=batch_size,
+        per_device_eval_batch_size=training.evaluation_batch_size or batch_size,
         gradient_accumulation_steps=training.accumulate,
         learning_rate=training.learning_rate,
         lr_scheduler_type={"constant": "constant_with_warmup"}.get(training.schedule, training.schedule),
@@ -30,51 +55,36 @@ def training_arguments(config: RunConfig, run: RunFolder, steps: int) -> Trainin
         weight_decay=training.weight_decay,
         adam_beta2=training.adam_beta2,
         max_grad_norm=training.clip,
-        bf16=precision == "bfloat16",
-        fp16=precision == "float16",
+        bf16=training.precision == "bfloat16",
+        fp16=training.precision == "float16",
         gradient_checkpointing=training.gradient_checkpointing,
-        use_cache=True,  # of the model when it is saved: it is to generate with one
-        use_cpu=not is_on_gpu(training),
-        ddp_backend="gloo" if is_distributed() and not is_on_gpu(training) else None,
+        use_cache=True,  # stored with the model, for generation
+        use_cpu=training.device == "cpu",
+        ddp_backend="gloo" if is_distributed() and training.device == "cpu" else None,
         ddp_find_unused_parameters=False,
         seed=config.seed,
         metric_for_best_model=best_metric(config),
         greater_is_better=best_metric(config) != "loss",
         eval_strategy="steps",
-        eval_steps=steps,  # Flow decides
+        eval_steps=steps,  # FlowCallback decides when to evaluate and to save
         save_strategy="steps",
         save_steps=steps,
         logging_nan_inf_filter=False,
-        include_num_input_tokens_seen="non_padding",
         remove_unused_columns=False,
         label_names=["labels"],
-        dataloader_pin_memory=is_on_gpu(training),
+        dataloader_pin_memory=training.device != "cpu",
         disable_tqdm=True,
         log_level="error",
         log_level_replica="error",
         report_to=[] if training.report == "none" else [training.report],
         run_name=run.folder.name,
         restore_callback_states_from_checkpoint=False,
-        # each process reads the whole stream and takes its share: batches put together elsewhere would have to be of one length
+        # each process reads the whole stream and takes its share; dispatched batches would need equal lengths
         accelerator_config={"dispatch_batches": False},
     )
-    # one process works on one device; for several there is torchrun
+    # one process uses one device; torchrun starts several
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
-
-
-def is_on_gpu(training: TrainingConfig) -> bool:
-    """Whether a run works on a GPU: there must be one, and nobody must have chosen otherwise."""
-    return training.device == "auto" and torch.cuda.is_available()
-
-
-def precision_for(training: TrainingConfig) -> str:
-    """In which precision a run computes."""
-    if training.precision == "auto":
-        return "bfloat16" if is_on_gpu(training) and torch.cuda.is_bf16_supported() else "float32"
-    if training.precision == "float16" and not is_on_gpu(training):
-        raise UserError("training.precision is float16, which needs a GPU; allowed here: float32, bfloat16, auto")
-    return training.precision
 
 
 def is_distributed() -> bool:
@@ -82,24 +92,25 @@ def is_distributed() -> bool:
 
 
 def device_batch_size(config: RunConfig) -> int:
-    """How many examples a process works on at a time."""
+    """Examples that a process computes at a time."""
     processes = PartialState().num_processes
-    share, rest = divmod(config.training.batch_size, processes * config.training.accumulate)
-    if rest or share == 0:
+    parts = processes * config.training.accumulate
+    size, rest = divmod(config.training.batch_size, parts)
+    if rest or size == 0:
         raise UserError(
-            f"training.batch_size is {config.training.batch_size}, which {processes} process(es) × training.accumulate="
-            f"{config.training.accumulate} do not divide; choose a multiple of {processes * config.training.accumulate}"
+            f"training.batch_size is {config.training.batch_size}, not a multiple of {processes} process(es) × "
+            f"training.accumulate={config.training.accumulate}; choose a multiple of {parts}"
         )
-    return share
+    return size
 
 
 def best_metric(config: RunConfig) -> str:
-    """By which validation metric the best checkpoint is chosen."""
+    """The validation metric that selects the best checkpoint."""
     return config.training.best_by or ("accuracy" if config.task == "classification" else "loss")
 
 
 def prepare_reporting(config: RunConfig, run: RunFolder) -> None:
-    """Where TensorBoard and Weights & Biases find their folder, and whether they are installed."""
+    """Check that TensorBoard or Weights & Biases is installed, and direct its files to the run folder."""
     report = config.training.report
     if report == "none":
         return

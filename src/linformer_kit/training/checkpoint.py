@@ -1,15 +1,14 @@
-"""Checkpoints that are either whole or not there: written under a temporary name, sealed with checksums, renamed.
+"""Checkpoints that are complete or absent: written under a temporary name, sealed with checksums, then renamed.
 
-Nothing in them is a pickle: tensors are safetensors, everything else is JSON.
+They contain no pickles: tensors are stored as safetensors, everything else as JSON.
 """
 
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ..errors import UserError
+from ..files import atomic_directory, sync
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 
 
 def step_of(path: Path) -> int:
-    """The step a checkpoint was written at.
+    """The training step of a checkpoint.
 
     >>> step_of(Path("checkpoints/checkpoint-120"))
     120
@@ -42,63 +42,33 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def written_whole(folder: Path, is_writer: bool = True, barrier: Any = lambda: None) -> Iterator[Path]:
-    """A temporary folder that takes the name `folder` once everything in it is written and sealed.
-
-    Of several processes all write into it, one seals and renames it; `barrier` waits for the others.
-    """
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
+def atomic_checkpoint(
+    folder: Path, is_writer: bool = True, barrier: Callable[[], object] = lambda: None
+) -> Iterator[Path]:
+    """`files.atomic_directory` with checksums; disk errors become a `UserError` that names the last checkpoint."""
     try:
-        if is_writer:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir(parents=True)
-        barrier()
-        yield unfinished
-        barrier()
-        if is_writer:
-            seal(unfinished)
-            replace_folder(unfinished, folder)
-        barrier()
+        with atomic_directory(folder, is_writer=is_writer, barrier=barrier, before_rename=seal) as unfinished:
+            yield unfinished
     except Exception as error:
-        # the libraries written in Rust have their own words for what the system refused
+        # libraries written in Rust do not raise OSError
         if not isinstance(error, OSError | SafetensorError) and "(os error" not in str(error):
             raise
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise not_written(folder, error) from error
+        raise write_error(folder, error) from error
 
 
-def not_written(folder: Path, error: Exception) -> UserError:
-    """What to say of a full disk or a folder that cannot be written."""
+def write_error(folder: Path, error: Exception) -> UserError:
+    """The error for a full disk or a folder that cannot be written."""
     places = (folder.parent, folder.parent / "checkpoints", folder / "checkpoints")
-    whole = next((found[-1] for place in places if (found := checkpoints_in(place))), None)
-    kept = "no checkpoint was written before" if whole is None else f"the last whole checkpoint is {whole}"
+    last = next((found[-1] for place in places if (found := checkpoints_in(place))), None)
+    kept = "there is no checkpoint yet" if last is None else f"the last complete checkpoint is {last}"
     return UserError(
-        f"{folder} could not be written ({error}); {kept}. Make room or mend the folder, then give the same command to go on"
+        f"{folder} could not be written ({error}); {kept}. Free some space or fix the folder, "
+        "then resume with the same command"
     )
 
 
-def replace_folder(new: Path, old: Path) -> None:
-    """Give a folder another's name; what had it before goes last."""
-    gone = old.with_name(f".{old.name}.gone")
-    shutil.rmtree(gone, ignore_errors=True)
-    if old.exists():
-        os.rename(old, gone)
-    os.rename(new, old)
-    sync(old.parent)
-    shutil.rmtree(gone, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """See to it that a file, or the names in a folder, have reached the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
 def seal(folder: Path) -> None:
-    """Store the checksum of every file, and see to it that all of them have reached the disk."""
+    """Store the checksums of all files in a manifest and flush everything to disk."""
     sums = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         sums[str(path.relative_to(folder))] = checksum(path)
@@ -112,8 +82,8 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is as it was written."""
+def find_damage(folder: Path) -> str | None:
+    """Describe how a checkpoint is damaged; None if it is intact."""
     try:
         sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         for name, expected in sums.items():
@@ -126,19 +96,19 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def latest_whole(folder: Path, console: Console) -> Path | None:
-    """The newest checkpoint that is whole; tells of those that are not."""
+def latest_intact(folder: Path, console: Console) -> Path | None:
+    """The newest intact checkpoint; prints a warning for each damaged one."""
     for path in reversed(checkpoints_in(folder)):
-        if (reason := damage(path)) is None:
+        if (reason := find_damage(path)) is None:
             return path
         console.print(
-            f"{path} is damaged: {reason}. The one before is used.", style="yellow", markup=False, soft_wrap=True
+            f"{path} is damaged: {reason}. Using the previous checkpoint.", style="yellow", markup=False, soft_wrap=True
         )
     return None
 
 
-def remove_beyond(folder: Path, last: Path | None) -> None:
-    """Remove what is newer than the last whole checkpoint, and what was never finished: it will be written again."""
+def remove_newer(folder: Path, last: Path | None) -> None:
+    """Remove checkpoints newer than the last intact one, and unfinished ones: training writes them again."""
     for path in checkpoints_in(folder):
         if last is None or step_of(path) > step_of(last):
             shutil.rmtree(path, ignore_errors=True)
@@ -147,17 +117,17 @@ def remove_beyond(folder: Path, last: Path | None) -> None:
 
 
 def remove_old(folder: Path, keep: int, best: Path | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best."""
+    """Remove all checkpoints except the newest `keep` and the best."""
     for path in checkpoints_in(folder)[:-keep]:
         if best is None or path.name != best.name:
             shutil.rmtree(path, ignore_errors=True)
 
 
-# optimizer and schedule
+# optimizer and scheduler
 
 
 def save_optimizer(folder: Path, optimizer: dict[str, Any], scheduler: dict[str, Any]) -> None:
-    """The states of an optimizer and its schedule."""
+    """Save the states of an optimizer and its scheduler."""
     tensors: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for parameter, state in optimizer["state"].items():
@@ -170,7 +140,7 @@ def save_optimizer(folder: Path, optimizer: dict[str, Any], scheduler: dict[str,
 
 
 def load_optimizer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `save_optimizer` was given."""
+    """Load the states saved by `save_optimizer`."""
     rest = json.loads((folder / "optimizer.json").read_text(encoding="utf-8"))
     state: dict[int, dict[str, Any]] = {}
     for key, value in {**load_file(folder / "optimizer.safetensors"), **rest["others"]}.items():
@@ -180,11 +150,11 @@ def load_optimizer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"state": state, "param_groups": groups}, rest["scheduler"]
 
 
-# chance
+# random number generators
 
 
 def random_state() -> dict[str, Any]:
-    """The state of every generator that training may draw from."""
+    """The states of all random number generators that training uses."""
     version, numbers, gauss = random.getstate()
     name, keys, *place = np.random.get_state(legacy=True)
     return {
@@ -198,7 +168,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """The reverse of `random_state`."""
+    """Restore the states returned by `random_state`."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *place = state["numpy"]
@@ -214,7 +184,7 @@ def bytes_tensor(text: str) -> torch.Tensor:
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """What is drawn inside does not change what is drawn afterwards."""
+    """Restore the random number generators at the end of the block."""
     state = random_state()
     try:
         yield

@@ -1,11 +1,11 @@
-"""One YAML per run: its keys, their types, and how a file and the overrides of the command line become a `RunConfig`.
+"""The YAML configuration of a run: its keys, their types, and how a file and overrides become a `RunConfig`.
 
 >>> config = load_config("imdb", ["model.projected_length=64", "training.epochs=2"])
 >>> config.training.epochs, config.model["projected_length"]
 (2.0, 64)
 
-The classes below are the reference: a field's type says what is allowed, the text beside it what it means.
-`docs/configuration.md` is written from them.
+The classes below are the reference: the annotation of a field is its type, its meaning and its bounds.
+`docs/configuration.md` is generated from them.
 """
 
 from collections.abc import Mapping
@@ -40,157 +40,149 @@ Task = Literal["classification", "masked-lm", "causal-lm", "translation", "denoi
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Which column of the data holds what; a dot reaches into nested columns, as in `translation.en`."""
+    """Column names; a dot selects a nested column, as in `translation.en`."""
 
-    text: Annotated[str, "the text: classification and language models"] = "text"
-    pair: Annotated[str | None, "the second text of a pair, such as the hypothesis; classification"] = None
-    label: Annotated[str, "the class; classification"] = "label"
-    source: Annotated[str, "what is translated"] = "source"
-    target: Annotated[str, "its translation"] = "target"
+    text: Annotated[str, "the text; classification and language models"] = "text"
+    pair: Annotated[str | None, "the second text of a pair, such as a hypothesis; classification"] = None
+    label: Annotated[str, "the label; classification"] = "label"
+    source: Annotated[str, "the source text; translation"] = "source"
+    target: Annotated[str, "the target text; translation"] = "target"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the examples come from."""
+    """The data set."""
 
     path: Annotated[
         str | None,
-        "a file, a folder of files (named after their split, or one sub-folder per class), or a name on the hub",
+        "a file, a folder (files named after splits, or one subfolder per class), or a data set on the Hub",
     ] = None
-    generated: Annotated[Literal["listops"] | None, "data made by our own code instead of `path`"] = None
-    name: Annotated[str | None, "which configuration of a hub data set; of no meaning for local files"] = None
-    revision: Annotated[str | None, "which commit, tag or branch of a hub data set"] = None
+    generated: Annotated[Literal["listops"] | None, "a generated data set, instead of `path`"] = None
+    name: Annotated[str | None, "configuration of a Hub data set"] = None
+    revision: Annotated[str | None, "commit, tag or branch of a Hub data set"] = None
     format: Annotated[
-        Literal["auto", "text", "csv", "tsv", "jsonl", "parquet"], "of local files; `auto` goes by their names"
+        Literal["auto", "text", "csv", "tsv", "jsonl", "parquet"], "format of local files; `auto`: by file extension"
     ] = "auto"
-    encoding: Annotated[str, "of text, CSV and TSV files"] = "utf-8"
+    encoding: Annotated[str, "encoding of text, CSV and TSV files"] = "utf-8"
     sample: Annotated[
-        Literal["line", "paragraph", "document"], "what one example of a text file is; `document`: the file"
+        Literal["line", "paragraph", "document"], "one example of a text file; `document`: the whole file"
     ] = "line"
-    header: Annotated[list[str] | None, "names of the columns of CSV and TSV files that have no heading"] = None
-    columns: Annotated[Columns, "which column holds what"] = field(default_factory=Columns)
-    train: Annotated[str, "the split to train on"] = "train"
+    header: Annotated[list[str] | None, "column names of CSV and TSV files without a header"] = None
+    columns: Annotated[Columns, "column names"] = field(default_factory=Columns)
+    train: Annotated[str, "training split"] = "train"
     validation: Annotated[
-        str | None, "the split to choose the best checkpoint by; found by its name, or carved out"
+        str | None, "validation split, which selects the best checkpoint; by default found by its name or split off"
     ] = None
-    test: Annotated[str | None, "the split for `linformer evaluate`; found by its name"] = None
+    test: Annotated[str | None, "test split, for `linformer evaluate`; by default found by its name"] = None
     validation_share: Annotated[
-        float, "share of the training examples carved out when there is no validation split", SHARE
+        float, "fraction of the training examples used for validation if there is no validation split", SHARE
     ] = 0.05
     max_examples: Annotated[
         int | None,
-        "train on so many lines, rows or pairs only: drawn at random, for language models the first ones",
+        "maximum number of training rows: a random sample; for language models the first rows",
         AT_LEAST_1,
     ] = None
     streaming: Annotated[
-        bool, "read while training instead of ahead: for corpora larger than the disk; needs `training.steps`"
+        bool, "read the data during training, for corpora larger than the disk; requires `training.steps`"
     ] = False
     streaming_validation: Annotated[
-        int, "when streaming without a validation split: so many first examples are held out", AT_LEAST_1
+        int, "number of first examples used for validation when streaming without a validation split", AT_LEAST_1
     ] = 1000
-    shuffle_buffer: Annotated[int, "when streaming: how many examples are mixed at a time", AT_LEAST_1] = 10_000
-    mask_share: Annotated[float, "share of the tokens to guess; masked-lm and denoising", SHARE] = 0.15
+    shuffle_buffer: Annotated[int, "number of examples in the shuffle buffer when streaming", AT_LEAST_1] = 10_000
+    mask_share: Annotated[float, "fraction of masked tokens; masked-lm and denoising", SHARE] = 0.15
     span_length: Annotated[float, "mean length of a masked span; denoising", POSITIVE] = 3.0
-    workers: Annotated[int, "processes that tokenize", AT_LEAST_1] = 1
-    cache: Annotated[str, "folder for prepared data, which runs with the same data share"] = "~/.cache/linformer-kit"
+    workers: Annotated[int, "number of processes for tokenization", AT_LEAST_1] = 1
+    cache: Annotated[str, "folder for prepared data, shared by runs with the same data"] = "~/.cache/linformer-kit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """How text becomes tokens."""
+    """The tokenizer."""
 
-    from_: Annotated[str | None, "a tokenizer to load: a folder or a name on the hub; none is trained then"] = None
+    from_: Annotated[str | None, "a tokenizer to load instead of training one: a folder or a name on the Hub"] = None
     kind: Annotated[
         Literal["bpe", "bytes", "words"],
-        "trained: byte-level BPE; one token per byte; one token per word between spaces",
+        "byte-level BPE; one token per byte; one token per whitespace-separated word",
     ] = "bpe"
-    vocab_size: Annotated[int, "of bpe and words, special tokens included", AT_LEAST_1] = 8000
-    min_frequency: Annotated[
-        int, "how often a pair or word must occur to become a token; bpe and words", AT_LEAST_1
-    ] = 2
-    lowercase: Annotated[bool, "fold case before everything else"] = False
+    vocab_size: Annotated[int, "vocabulary size of bpe and words, including special tokens", AT_LEAST_1] = 8000
+    min_frequency: Annotated[int, "minimum number of occurrences of a pair or word; bpe and words", AT_LEAST_1] = 2
+    lowercase: Annotated[bool, "convert texts to lowercase"] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How the model learns. A step is one update of the weights."""
+    """The training procedure. A step is one optimizer update."""
 
-    epochs: Annotated[
-        float | None, "times through the training examples; 3 if `steps` is not given either", POSITIVE
-    ] = None
-    steps: Annotated[int | None, "updates of the weights, instead of `epochs`", AT_LEAST_1] = None
-    batch_size: Annotated[int, "examples per step, over all processes and accumulated batches together", AT_LEAST_1] = (
-        32
+    epochs: Annotated[float | None, "passes over the training examples; default 3 unless `steps` is set", POSITIVE] = (
+        None
     )
-    accumulate: Annotated[
-        int, "in how many pieces, one after the other, a process works through its share of a batch", AT_LEAST_1
-    ] = 1
-    learning_rate: Annotated[float, "at its highest", POSITIVE] = 5e-4
+    steps: Annotated[int | None, "optimizer updates, instead of `epochs`", AT_LEAST_1] = None
+    batch_size: Annotated[int, "examples per step, over all processes and accumulated batches", AT_LEAST_1] = 32
+    accumulate: Annotated[int, "gradient accumulation: number of forward and backward passes per step", AT_LEAST_1] = 1
+    learning_rate: Annotated[float, "maximum learning rate", POSITIVE] = 5e-4
     projection_rate: Annotated[
-        float, "of a learned E (`projection: linear`): its learning rate, as a share of the others'", POSITIVE
+        float, "learning rate of a learned E (`projection: linear`), relative to `learning_rate`", POSITIVE
     ] = 0.1
-    schedule: Annotated[Literal["cosine", "linear", "constant"], "how the learning rate falls after the warm-up"] = (
+    schedule: Annotated[Literal["cosine", "linear", "constant"], "decay of the learning rate after the warmup"] = (
         "cosine"
     )
-    warmup: Annotated[float, "share of the steps in which the learning rate rises", SHARE] = 0.06
-    weight_decay: Annotated[float, "of AdamW; norms and biases are left alone", NOT_NEGATIVE] = 0.01
-    adam_beta2: Annotated[float, "of AdamW", SHARE] = 0.999
-    clip: Annotated[float, "largest norm of the gradients; 0: no limit", NOT_NEGATIVE] = 1.0
-    label_smoothing: Annotated[float, "share of the target given to all classes or tokens alike", SHARE] = 0.0
+    warmup: Annotated[float, "fraction of the steps with a rising learning rate", SHARE] = 0.06
+    weight_decay: Annotated[float, "weight decay of AdamW; not applied to norms and biases", NOT_NEGATIVE] = 0.01
+    adam_beta2: Annotated[float, "second beta of AdamW", SHARE] = 0.999
+    clip: Annotated[float, "maximum gradient norm; 0: no clipping", NOT_NEGATIVE] = 1.0
+    label_smoothing: Annotated[float, "label smoothing factor", SHARE] = 0.0
     evaluate_every: Annotated[
-        int | None, "steps between evaluations on the validation split; once per epoch if not given", AT_LEAST_1
+        int | None, "steps between evaluations on the validation split; default: one epoch", AT_LEAST_1
     ] = None
-    save_every: Annotated[int | None, "steps between checkpoints; evaluations save one in any case", AT_LEAST_1] = None
-    keep: Annotated[int, "how many of the newest checkpoints stay, beside the best", AT_LEAST_1] = 2
+    save_every: Annotated[int | None, "steps between checkpoints; each evaluation saves one, too", AT_LEAST_1] = None
+    keep: Annotated[int, "number of newest checkpoints to keep, in addition to the best", AT_LEAST_1] = 2
     best_by: Annotated[
         Literal["loss", "accuracy", "macro_f1"] | None,
-        "which validation metric chooses the best checkpoint; accuracy for classification and loss for the rest if not given",
+        "validation metric that selects the best checkpoint; default: accuracy for classification, loss otherwise",
     ] = None
-    patience: Annotated[int | None, "stop early after so many evaluations without a better one", AT_LEAST_1] = None
+    patience: Annotated[int | None, "early stopping: number of evaluations without improvement", AT_LEAST_1] = None
     precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], "`auto`: bfloat16 on GPUs that have it, float32 elsewhere"
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "`auto`: bfloat16 on GPUs that support it, float32 otherwise; stored with the run and kept when it is resumed",
     ] = "auto"
-    device: Annotated[Literal["auto", "cpu"], "`auto`: a GPU if there is one"] = "auto"
-    gradient_checkpointing: Annotated[bool, "compute the layers again in the backward pass: less memory, more time"] = (
-        False
-    )
+    device: Annotated[Literal["auto", "cpu", "cuda"], "`auto`: a GPU if there is one; stored with the run"] = "auto"
+    gradient_checkpointing: Annotated[bool, "recompute layers in the backward pass: less memory, more time"] = False
     evaluation_batch_size: Annotated[
-        int | None, "examples per process in evaluations; as in training if not given", AT_LEAST_1
+        int | None, "examples per process in evaluations; default: as in training", AT_LEAST_1
     ] = None
     log_every: Annotated[int, "steps between lines of metrics.jsonl", AT_LEAST_1] = 10
-    report: Annotated[Literal["none", "tensorboard", "wandb"], "where else the metrics go"] = "none"
+    report: Annotated[Literal["none", "tensorboard", "wandb"], "also report metrics to this tool"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything a run is made of."""
+    """The configuration of a run."""
 
-    task: Annotated[Task, "what is learnt"]
-    run: Annotated[str | None, "the folder of the run; runs/ and the name of the YAML if not given"] = None
-    seed: Annotated[int, "of everything that is drawn: weights, order, masks, dropout", SEED] = 0
+    task: Annotated[Task, "the task"]
+    run: Annotated[str | None, "the run folder; default: runs/ and the name of the YAML file"] = None
+    seed: Annotated[int, "random seed of initial weights, order of examples, masks and dropout", SEED] = 0
     model: Annotated[
         dict[str, Any],
-        "fields of LinformerConfig; `from`: a saved model to start from; `attention: full` makes it the full-attention twin",
+        "fields of LinformerConfig; `from`: a saved model to start from; `attention: full`: full attention instead",
     ] = field(default_factory=dict)
-    data: Annotated[DataConfig, "where the examples come from"] = field(default_factory=DataConfig)
-    tokenizer: Annotated[TokenizerConfig, "how text becomes tokens"] = field(default_factory=TokenizerConfig)
-    training: Annotated[TrainingConfig, "how the model learns"] = field(default_factory=TrainingConfig)
+    data: Annotated[DataConfig, "the data set"] = field(default_factory=DataConfig)
+    tokenizer: Annotated[TokenizerConfig, "the tokenizer"] = field(default_factory=TokenizerConfig)
+    training: Annotated[TrainingConfig, "the training procedure"] = field(default_factory=TrainingConfig)
 
     @property
     def folder(self) -> Path:
-        """The folder of the run."""
-        assert self.run is not None  # load_config has filled it in
+        """The run folder."""
+        assert self.run is not None  # set by load_config
         return Path(self.run)
 
 
-# what a run may change of the model it starts from: how it attends, how far it reads and what is dropped, none of which has weights
-# that could not be taken over or start fresh
-OF_ATTENTION = {
+# fields of the initial model (`model.from`) that a run may change: their weights can be kept or initialized
+CHANGEABLE_MODEL_FIELDS = {
     *("attention", "projection", "projected_length", "sharing", "rescale"),
     *("decoder_attention", "block_length", "slots", "max_position_embeddings"),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
 }
-# what follows from the tokenizer, the labels and the task
+# fields of LinformerConfig that are derived, and from what
 DERIVED_FIELDS = {
     "vocab_size": "the tokenizer",
     "pad_token_id": "the tokenizer",
@@ -211,19 +203,21 @@ DERIVED_FIELDS = {
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The configurations that come with the package, by name."""
+    """The configurations shipped with the package, by name."""
     folder = Path(str(resources.files("linformer_kit"))) / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def load_config(source: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """The configuration in a YAML file, or shipped under that name, with overrides such as `training.epochs=2`."""
+    """Load a YAML file or a shipped configuration, with overrides such as `training.epochs=2`."""
     path = find_config(source)
     tree = read_yaml(path, "a configuration")
     if not isinstance(tree, dict):
-        raise UserError(f"{path} must hold keys and values, such as `task: classification`; it holds {describe(tree)}")
+        raise UserError(
+            f"{path} must contain keys and values, such as `task: classification`; it contains {describe(tree)}"
+        )
     if path.name == CONFIG_NAME and path.with_name("environment.json").is_file():
-        tree["run"] = str(path.parent)  # the folder of a run may have been moved
+        tree["run"] = str(path.parent)  # the run folder may have been moved
     for override in overrides or []:
         apply_override(tree, override)
     if tree.get("run") is None:
@@ -232,18 +226,18 @@ def load_config(source: str | Path, overrides: list[str] | None = None) -> RunCo
 
 
 def find_config(source: str | Path) -> Path:
-    """The file that `source` means: a path, or the name of a shipped configuration."""
+    """The path of a YAML file or of a shipped configuration."""
     path = Path(source)
     shipped = shipped_configs()
     if path.is_file():
         return path
     if path.is_dir():
         raise UserError(f"{path} is a folder; give its {CONFIG_NAME} or another YAML file")
-    # `configs/imdb.yaml` is what people write, wherever they are
+    # people write `configs/imdb.yaml` in any directory
     if path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("configs")) and path.stem in shipped:
         return shipped[path.stem]
-    hint = nearest_of(path.stem, list(shipped)) or f"; shipped are {', '.join(shipped)}"
-    raise UserError(f"there is no file {str(source)!r}, and no configuration of that name is shipped{hint}")
+    hint = nearest_of(path.stem, list(shipped)) or f"; shipped configurations: {', '.join(shipped)}"
+    raise UserError(f"there is no file and no shipped configuration {str(source)!r}{hint}")
 
 
 CONFIG_NAME = "config.yaml"
@@ -265,23 +259,21 @@ def apply_override(tree: dict, override: str) -> None:
         if below is None:
             below = tree[parent] = {}
         if not isinstance(below, dict):
-            raise UserError(
-                f"{override!r}: {'.'.join(parents[:depth])} is a value, {describe(below)}, and holds no keys"
-            )
+            raise UserError(f"{override!r}: {'.'.join(parents[:depth])} is a value, {describe(below)}, and has no keys")
         tree = below
     tree[last] = parse_yaml(text, f"the value in {override!r}")
 
 
 def config_from_dict(tree: Mapping[str, Any]) -> RunConfig:
-    """A tree of plain values, checked against the types."""
+    """Convert nested dictionaries to a checked `RunConfig`."""
     config = converted(tree, RunConfig, "")
     check_model_keys(config.model)
-    check_together(config)
+    check_combinations(config)
     return config
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
-    """The reverse of `config_from_dict`."""
+    """Convert a configuration to nested dictionaries."""
     return {
         key_of(item.name): config_to_dict(value) if is_dataclass(value := getattr(config, item.name)) else value
         for item in fields(config)
@@ -289,15 +281,15 @@ def config_to_dict(config: Any) -> dict[str, Any]:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The whole configuration, defaults included."""
+    """The complete configuration as YAML, including defaults."""
     return yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
 
 
-# checking what types cannot say
+# checks beyond types
 
 
 def check_model_keys(model: dict[str, Any]) -> None:
-    """The section `model`: fields of LinformerConfig that a person may choose, of the right type."""
+    """Check the section `model`: its keys are fields of LinformerConfig, of the right type, and not derived ones."""
     from ..models.configuration_linformer import LinformerConfig
 
     own = {name: kind for name, kind in LinformerConfig.__annotations__.items() if name not in DERIVED_FIELDS}
@@ -305,7 +297,7 @@ def check_model_keys(model: dict[str, Any]) -> None:
     for key, value in model.items():
         path = f"model.{key}"
         if key in DERIVED_FIELDS:
-            raise UserError(f"{path} follows from {DERIVED_FIELDS[key]} and is not for you to set; remove it")
+            raise UserError(f"{path} is derived from {DERIVED_FIELDS[key]} and cannot be set; remove it")
         if key not in names:
             raise unknown_key("model", key, names)
         if key == "from":
@@ -314,29 +306,29 @@ def check_model_keys(model: dict[str, Any]) -> None:
             model[key] = converted(value, Literal["linformer", "full"], path)
         else:
             model[key] = converted_field(value, own[key], path)
-    if "from" in model and (others := sorted(set(model) - {"from"} - OF_ATTENTION)):
+    if "from" in model and (others := sorted(set(model) - {"from"} - CHANGEABLE_MODEL_FIELDS)):
         raise UserError(
-            f"model.from starts from a saved model, which has its sizes already; remove model.{others[0]} "
+            f"model.from loads a saved model, which determines model.{others[0]}; remove that key "
             "(on the command line, model='{from: FOLDER}' replaces the whole section). "
-            f"What may stand beside it: {', '.join(sorted(OF_ATTENTION))}"
+            f"Allowed with model.from: {', '.join(sorted(CHANGEABLE_MODEL_FIELDS))}"
         )
 
     try:
-        resolve_model_config(model)  # sizes that do not fit each other are told before any data is read
+        resolve_model_config(model)  # incompatible sizes are reported before any data is read
     except (ValueError, TypeError) as error:
         raise UserError(f"model: {error}") from error
 
 
 def model_settings(model: dict[str, Any]) -> dict[str, Any]:
-    """What the section `model` says about LinformerConfig."""
+    """The fields of LinformerConfig that the section `model` sets."""
     # without E there is nothing to share or to rescale
     full = {"projection": "none", "decoder_attention": "full", "sharing": "headwise", "rescale": False}
-    told = {name: value for name, value in model.items() if name not in ("from", "attention")}
-    return told | full if model.get("attention") == "full" else told
+    settings = {name: value for name, value in model.items() if name not in ("from", "attention")}
+    return settings | full if model.get("attention") == "full" else settings
 
 
 def resolve_model_config(model: dict[str, Any]) -> "LinformerConfig":
-    """What the section `model` tells, defaults filled in; of a saved model it need not tell how many layers there are."""
+    """The section `model` as a LinformerConfig; with `model.from`, the number of layers may be missing."""
     from ..models.configuration_linformer import LinformerConfig
 
     settings = model_settings(model)
@@ -345,30 +337,28 @@ def resolve_model_config(model: dict[str, Any]) -> "LinformerConfig":
     return LinformerConfig(**settings)
 
 
-def check_together(config: RunConfig) -> None:
-    """What no single type can say."""
+def check_combinations(config: RunConfig) -> None:
+    """Check keys that depend on each other."""
     training, data = config.training, config.data
     if training.epochs is not None and training.steps is not None:
-        raise UserError("training.epochs and training.steps are both given; remove one of them, or set it to null")
+        raise UserError("training.epochs and training.steps are both set; remove one of them, or set it to null")
     if (data.path is None) == (data.generated is None):
-        raise UserError(
-            "give data.path (a file, a folder or a name on the hub), or data.generated; one of them, not both"
-        )
+        raise UserError("set either data.path (a file, a folder or a name on the Hub) or data.generated, not both")
     if data.streaming and training.steps is None:
-        raise UserError("data.streaming needs training.steps: how long an epoch is, nobody knows before it was read")
+        raise UserError("data.streaming requires training.steps, because the length of an epoch is unknown")
     if data.streaming and config.task == "classification":
         raise UserError(
-            "data.streaming is for masked-lm, causal-lm, denoising and translation; labels must be known beforehand"
+            "data.streaming is for masked-lm, causal-lm, denoising and translation; classification needs all labels"
         )
     if data.streaming and data.generated:
-        raise UserError("data.streaming reads data.path; generated data is made ahead")
+        raise UserError("data.streaming requires data.path; generated data cannot be streamed")
     if data.mask_share == 0 and config.task in ("masked-lm", "denoising"):
-        raise UserError("data.mask_share is 0: nothing would be left to guess; a usual share is 0.15")
+        raise UserError("data.mask_share is 0, so no token would be masked; a common value is 0.15")
     try:
         "".encode(data.encoding)
     except LookupError:
         raise UserError(
-            f"data.encoding is {data.encoding!r}, which Python does not know; usual: utf-8, latin-1, cp1252"
+            f"data.encoding is {data.encoding!r}, which Python does not know; common ones: utf-8, latin-1, cp1252"
         ) from None
     if data.columns.pair is not None and config.task != "classification":
         raise UserError(f"data.columns.pair is for classification; the task is {config.task}")

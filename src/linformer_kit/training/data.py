@@ -1,4 +1,4 @@
-"""Reading: files, folders and hub data sets become splits of rows, whatever they were stored as."""
+"""Reads files, folders and Hub data sets of any supported format into splits of rows."""
 
 import codecs
 import glob
@@ -20,17 +20,19 @@ from ..models.options_linformer import nearest_of
 from .config import DataConfig, RunConfig
 from .sources import Source, find_sources, split_roles, suffix_of
 
-# the same for every run, so that runs with other seeds are measured on the same examples
+# independent of the seed of the run: all runs are evaluated on the same examples
 SPLIT_SEED = 0
 
 Rows: TypeAlias = Any  # a datasets.Dataset, or when streaming a datasets.IterableDataset
+
+ENCODING_REMEDY = "set data.encoding (latin-1, cp1252, …) for text, CSV and TSV files, or convert the file with iconv"
 
 
 # reading
 
 
 def read_splits(config: RunConfig) -> dict[str, Rows]:
-    """`train`, `validation` and, if there is one, `test`."""
+    """Read the splits `train`, `validation` and, if there is one, `test`."""
     data = config.data
     sources = find_sources(data, config.task)
     if sources is None:
@@ -41,36 +43,35 @@ def read_splits(config: RunConfig) -> dict[str, Rows]:
     for role, rows in splits.items():
         check_columns(rows, config, role)
     if "validation" not in splits:
-        splits["train"], splits["validation"] = carve(splits["train"], config)
+        splits["train"], splits["validation"] = split_validation(splits["train"], config)
     if data.max_examples is not None:
-        splits["train"] = first_examples(splits["train"], data.max_examples, config)
+        splits["train"] = limit_examples(splits["train"], data.max_examples, config)
     return splits
 
 
 def read_sources(sources: list[Source], data: DataConfig, what: str) -> Rows:
-    """The rows of some files."""
-    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # what its readers log before they raise, `diagnosis` says
+    """Read the rows of some files; `what` names them in errors."""
+    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # its readers log errors that `read_error` reports
     parts = []
     for source in sources:
         check_files(source)
         try:
             rows = load_dataset(
-                **builder_of(source, data),
-                data_files=[glob.escape(str(path)) for path in source.files],  # it takes names for patterns
+                **builder_options(source, data),
+                data_files=[glob.escape(str(path)) for path in source.files],  # names are treated as patterns
                 split="train",
                 cache_dir=str(Path(data.cache).expanduser() / "datasets"),
                 streaming=data.streaming,
             )
-        except Exception as error:  # the readers of `datasets` raise whatever pandas, pyarrow or the codec raised
-            raise diagnosis(source, data, error) from error
-        if (
-            source.format == "jsonl" and not data.streaming and (wrong := wrong_bytes(source, data))
-        ):  # its reader does not look
+        except Exception as error:  # from pandas, pyarrow or a codec
+            raise read_error(source, data, error) from error
+        # the JSON reader does not check the encoding
+        if source.format == "jsonl" and not data.streaming and (wrong := find_encoding_error(source, data)):
             raise wrong
         if source.label is not None:
             rows = rows.add_column("label", [source.label] * len(rows))
         parts.append(rows)
-    with errors_of_a_stream():  # the first rows tell what the columns are
+    with translate_stream_errors():  # a stream is read to find its columns
         rows = datasets.concatenate_datasets(parts)
     if not data.streaming and len(rows) == 0:
         raise UserError(
@@ -80,30 +81,30 @@ def read_sources(sources: list[Source], data: DataConfig, what: str) -> Rows:
 
 
 def load_dataset(**options: Any) -> Rows:
-    """What `datasets` reads. It takes Ctrl-C for an error of the data, which it is not."""
+    """`datasets.load_dataset`, but Ctrl-C is not reported as an error in the data."""
     try:
         return datasets.load_dataset(**options)
     except Exception as error:
-        if not isinstance(cause := cause_of(error), Exception):
+        if not isinstance(cause := root_cause(error), Exception):
             raise cause from None
         raise
 
 
-def builder_of(source: Source, data: DataConfig) -> dict[str, Any]:
-    """How `datasets` reads a format."""
+def builder_options(source: Source, data: DataConfig) -> dict[str, Any]:
+    """Arguments of `datasets.load_dataset` for a format."""
     table: dict[str, Any] = {
         "encoding": data.encoding,
-        "keep_default_na": False,  # a text that happens to be "NA" or "null" is a text
-        "converters": {name: str for name in asdict(data.columns).values() if name is not None},  # and 007 is not 7
-        "index_col": False,  # a row with a field too many does not push the others aside
+        "keep_default_na": False,  # the texts "NA" and "null" stay texts
+        "converters": {name: str for name in asdict(data.columns).values() if name is not None},  # 007 stays 007
+        "index_col": False,  # otherwise an extra field in a row shifts the columns
     }
     if data.header:
         table["names"] = data.header
     sample = "document" if source.label is not None else data.sample
     builders: dict[str, dict[str, Any]] = {
-        "text": {"path": "text", "encoding": without_mark(data.encoding), "sample_by": sample},
+        "text": {"path": "text", "encoding": encoding_without_bom(data.encoding), "sample_by": sample},
         "csv": {"path": "csv", **table},
-        # a quotation mark between tabs is only a quotation mark
+        # quotation marks have no meaning in TSV
         "tsv": {"path": "csv", "sep": "\t", "quoting": 3, **table},
         "jsonl": {"path": "json"},
         "parquet": {"path": "parquet"},
@@ -111,15 +112,15 @@ def builder_of(source: Source, data: DataConfig) -> dict[str, Any]:
     return builders[source.format]
 
 
-def readable(rows: Iterable[Any]) -> Iterator[Any]:
-    """The rows of a stream, which is read while it is used."""
-    with errors_of_a_stream():
+def read_stream(rows: Iterable[Any]) -> Iterator[Any]:
+    """The rows of a stream; errors in the data are raised as `UserError`."""
+    with translate_stream_errors():
         yield from rows
 
 
 @contextmanager
-def errors_of_a_stream() -> Iterator[None]:
-    """Errors of the readers of a stream as what a person can do about them."""
+def translate_stream_errors() -> Iterator[None]:
+    """Turn errors of the readers of a stream into `UserError`."""
     try:
         yield
     except UserError:
@@ -127,89 +128,85 @@ def errors_of_a_stream() -> Iterator[None]:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UserError(
-            f"the stream holds the byte 0x{byte:02x}, which is not {error.encoding}; set data.encoding (latin-1, cp1252, …) for "
-            "text, CSV and TSV files, or convert the files with iconv"
+            f"the stream contains the byte 0x{byte:02x}, which is not {error.encoding}; {ENCODING_REMEDY}"
         ) from error
-    except Exception as error:  # whatever pandas, pyarrow, gzip or the network raised
+    except Exception as error:  # from pandas, pyarrow, gzip or the network
         raise UserError(
-            f"the stream cannot be read to its end: {type(error).__name__}: {' '.join(str(error).split())}"
+            f"the stream cannot be read to the end: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
 
 
-def without_mark(encoding: str) -> str:
-    """The encoding that passes over the mark with which some programs begin a file in UTF-8."""
+def encoding_without_bom(encoding: str) -> str:
+    """The encoding that skips a byte order mark in UTF-8."""
     return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
 
 
-def open_plain(path: Path) -> IO[bytes]:
-    """A file's bytes, unpacked."""
+def open_decompressed(path: Path) -> IO[bytes]:
+    """Open a file for reading bytes, decompressed if it is a gzip file."""
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def check_files(source: Source) -> None:
-    """Refuse what is empty or damaged before any library stumbles over it."""
+    """Raise `UserError` for empty or damaged files."""
     for path in source.files:
         try:
-            with open_plain(path) as file:
+            with open_decompressed(path) as file:
                 if not file.read(1):
                     raise UserError(f"{path} is empty")
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise UserError(f"{path} is not a whole gzip file: {error}") from None
+            raise UserError(f"{path} is not a complete gzip file: {error}") from None
 
 
-def diagnosis(source: Source, data: DataConfig, error: Exception) -> UserError:
-    """What a person can do about a file that could not be read."""
-    if source.format != "parquet" and (wrong := wrong_bytes(source, data) or wrong_json(source)):
+def read_error(source: Source, data: DataConfig, error: Exception) -> UserError:
+    """The error for a file that cannot be read."""
+    if source.format != "parquet" and (wrong := find_encoding_error(source, data) or find_json_error(source)):
         return wrong
     files = ", ".join(str(path) for path in source.files)
-    if "corresponds to no data" in str(error):  # in the words of `datasets`
+    if "corresponds to no data" in str(error):  # message of `datasets`
         return UserError(f"{files} has no rows")
-    return UserError(f"{files} cannot be read as {source.format}: {' '.join(str(cause_of(error)).split())}")
+    return UserError(f"{files} cannot be read as {source.format}: {' '.join(str(root_cause(error)).split())}")
 
 
-def cause_of(error: BaseException) -> BaseException:
-    """The error behind all errors."""
-    return error if error.__cause__ is None else cause_of(error.__cause__)
+def root_cause(error: BaseException) -> BaseException:
+    """The first error in a chain of causes."""
+    return error if error.__cause__ is None else root_cause(error.__cause__)
 
 
-def wrong_bytes(source: Source, data: DataConfig) -> UserError | None:
-    """Where a file is not in its encoding, or does not end as it should."""
+def find_encoding_error(source: Source, data: DataConfig) -> UserError | None:
+    """Find a byte that is not in the encoding, or a truncated file."""
     encoding = "utf-8" if source.format == "jsonl" else data.encoding
     for path in source.files:
         number = 0
         try:
-            with open_plain(path) as file:
+            with open_decompressed(path) as file:
                 for line in file:
                     number += 1
                     line.decode(encoding)
         except UnicodeDecodeError as wrong:
             byte = wrong.object[wrong.start]
-            return UserError(
-                f"{path}, line {number}: the byte 0x{byte:02x} is not {encoding}; set data.encoding (latin-1, cp1252, …) for text, "
-                "CSV and TSV files, or convert the file with iconv"
-            )
+            return UserError(f"{path}, line {number}: the byte 0x{byte:02x} is not {encoding}; {ENCODING_REMEDY}")
         except (OSError, EOFError, zlib.error) as wrong:
-            return UserError(f"{path} cannot be read to its end: {wrong}")
+            return UserError(f"{path} cannot be read to the end: {wrong}")
     return None
 
 
-def wrong_json(source: Source) -> UserError | None:
-    """Which line of a file of JSON lines is not JSON."""
+def find_json_error(source: Source) -> UserError | None:
+    """Find a line that is not JSON."""
     for path in source.files:
-        if source.format != "jsonl" or suffix_of(path) == ".json":  # that may be one value over many lines
+        if source.format != "jsonl" or suffix_of(path) == ".json":  # may be one value on many lines
             continue
-        with open_plain(path) as file:
+        with open_decompressed(path) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     json.loads(line)
                 except ValueError as wrong:
                     if line.strip():
-                        return UserError(f"{path}, line {number}: this is not JSON ({wrong}); mend or remove the line")
+                        return UserError(f"{path}, line {number}: not JSON ({wrong}); fix or remove the line")
     return None
 
 
 def read_hub(data: DataConfig, split: str) -> Rows:
-    """A split of a data set on the hub."""
+    """Read a split of a data set on the Hub."""
     try:
         return load_dataset(
             path=data.path,
@@ -219,12 +216,12 @@ def read_hub(data: DataConfig, split: str) -> Rows:
             streaming=data.streaming,
             cache_dir=str(Path(data.cache).expanduser() / "datasets"),
         )
-    except Exception as error:  # no network, no such name, no such configuration: all end here
+    except Exception as error:  # no network, no such name, no such configuration
         raise hub_error(data, error) from None
 
 
 def hub_splits(data: DataConfig) -> dict[str, str]:
-    """Which of a hub data set's splits is for what."""
+    """The role of each split of a Hub data set."""
     try:
         found = datasets.get_dataset_split_names(data.path, data.name, revision=data.revision)
     except Exception as error:
@@ -234,16 +231,16 @@ def hub_splits(data: DataConfig) -> dict[str, str]:
 
 def hub_error(data: DataConfig, error: Exception) -> UserError:
     return UserError(
-        f"data.path is {data.path!r}: no file or folder here, and reading it from the Hugging Face hub failed "
-        f"({type(error).__name__}: {' '.join(str(error).split())[:300]}); give data.path=FOLDER with local files"
+        f"data.path is {data.path!r}: there is no such file or folder, and reading it from the Hugging Face Hub failed "
+        f"({type(error).__name__}: {' '.join(str(error).split())[:300]}); for local files, set data.path=FOLDER"
     )
 
 
 # columns
 
 
-def wanted_columns(config: RunConfig) -> dict[str, str]:
-    """The columns a task needs, by what they are for."""
+def required_columns(config: RunConfig) -> dict[str, str]:
+    """The columns that a task needs, by configuration key."""
     columns = config.data.columns
     if config.task == "classification":
         pair = {"data.columns.pair": columns.pair} if columns.pair else {}
@@ -254,31 +251,31 @@ def wanted_columns(config: RunConfig) -> dict[str, str]:
 
 
 def check_columns(rows: Rows, config: RunConfig, role: str) -> None:
-    """Refuse a column that is not there."""
+    """Raise `UserError` if a required column is missing."""
     present = rows.column_names
-    for key, name in wanted_columns(config).items():
+    for key, name in required_columns(config).items():
         if key == "data.columns.label" and role == "test":
-            continue  # its answers may be kept by others; `prepare` flatten_keys it out then
+            continue  # labels may be secret; `prepare` then skips the split
         if present is not None and top_column(name, present) not in present:
             hint = nearest_of(name, present)
-            header = "; files without a heading need data.header" if is_guess(present, config) else ""
+            header = "; files without a header need data.header" if header_may_be_data(present, config) else ""
             raise UserError(
                 f"{key} is {name!r}, but the {role} split has the columns {', '.join(present)}{hint}{header}"
             )
 
 
 def top_column(name: str, present: list[str]) -> str:
-    """The column that holds what is meant: a dot reaches into it, unless the name has a dot itself."""
+    """The top-level column of a dotted name; the name itself if it is a column."""
     return name if name in present else name.split(".")[0]
 
 
-def is_guess(present: list[str], config: RunConfig) -> bool:
-    """Whether the first row of a table may have been taken for its heading."""
+def header_may_be_data(present: list[str], config: RunConfig) -> bool:
+    """Whether the first row of a table may have been read as its header."""
     return config.data.header is None and any(" " in name or name.isdigit() for name in present)
 
 
 def column(batch: dict[str, list], name: str) -> list:
-    """A column of a batch of rows; `translation.en` is the key `en` of the column `translation`.
+    """A column of a batch of rows; `translation.en` selects the key `en` of the column `translation`.
 
     >>> column({"translation": [{"en": "one", "de": "eins"}]}, "translation.en")
     ['one']
@@ -288,39 +285,37 @@ def column(batch: dict[str, list], name: str) -> list:
     for key in rest:
         for value in values:
             if not isinstance(value, dict) or key not in value:
-                holds = f"has the keys {', '.join(value)}" if isinstance(value, dict) else f"is {value!r}"
-                raise UserError(
-                    f"the column {name!r} is not everywhere in the data: where {key!r} should be, {first!r} {holds}"
-                )
+                found = f"has the keys {', '.join(value)}" if isinstance(value, dict) else f"is {value!r}"
+                raise UserError(f"some rows have no column {name!r}: there, {first!r} {found}")
         values = [value[key] for value in values]
     return values
 
 
 def texts(batch: dict[str, list], name: str) -> list[str]:
-    """A column of texts; numbers are written out, nothing is an error."""
+    """A column of texts; other scalars are converted, missing values raise `UserError`."""
     values = column(batch, name)
     for value in values:
         if value is None:
-            raise UserError(f"the column {name!r} has rows without a value; remove them, or give them a text")
+            raise UserError(f"the column {name!r} has rows without a value; remove or fill them")
         if isinstance(value, dict | list):
             hint = f"; did you mean '{name}.{next(iter(value))}'?" if isinstance(value, dict) and value else ""
-            raise UserError(f"the column {name!r} holds {type(value).__name__}s, not texts{hint}")
-    return [value if isinstance(value, str) else written(value) for value in values]
+            raise UserError(f"the column {name!r} contains {type(value).__name__}s, not texts{hint}")
+    return [value if isinstance(value, str) else to_text(value) for value in values]
 
 
-def written(value: Any) -> str:
-    """A value that is no text as one; what JSON calls a text and looks like a date comes as a date.
+def to_text(value: Any) -> str:
+    """Convert a value to text; `datasets` parses JSON strings that look like dates.
 
-    >>> written(7), written(datetime(2024, 1, 1)), written(datetime(2024, 1, 1, 9))
+    >>> to_text(7), to_text(datetime(2024, 1, 1)), to_text(datetime(2024, 1, 1, 9))
     ('7', '2024-01-01', '2024-01-01 09:00:00')
     """
     is_date = isinstance(value, datetime) and value.time() == time()
     return str(value.date() if is_date else value)
 
 
-def all_texts(rows: Rows, names: list[str], batch_size: int = 1000) -> Iterator[str]:
-    """Every text of some columns."""
-    for batch in readable(rows.iter(batch_size)):
+def iterate_texts(rows: Rows, names: list[str], batch_size: int = 1000) -> Iterator[str]:
+    """All texts of some columns."""
+    for batch in read_stream(rows.iter(batch_size)):
         for name in names:
             yield from texts(batch, name)
 
@@ -329,20 +324,20 @@ def all_texts(rows: Rows, names: list[str], batch_size: int = 1000) -> Iterator[
 
 
 def is_language_model(task: str) -> bool:
-    """Whether the examples are running text, whose order means something."""
+    """Whether the task uses running text, whose order matters."""
     return task in ("masked-lm", "causal-lm", "denoising")
 
 
-def carve(rows: Rows, config: RunConfig) -> tuple[Rows, Rows]:
-    """(train, validation) where there was no validation split: random rows, or the end of a running text."""
+def split_validation(rows: Rows, config: RunConfig) -> tuple[Rows, Rows]:
+    """Split off a validation set: random rows, or the end of running text; returns (train, validation)."""
     data = config.data
     if isinstance(rows, datasets.IterableDataset):
         return rows.skip(data.streaming_validation), rows.take(data.streaming_validation)
     size = round(len(rows) * data.validation_share)
     if not 1 <= size < len(rows):
         raise UserError(
-            f"data.validation_share is {data.validation_share}: of {len(rows)} rows that flatten_keys {max(0, len(rows) - size)} "
-            f"to train on and {size} to validate; both need one at least. Give a validation split, or another share"
+            f"data.validation_share is {data.validation_share}: of {len(rows)} rows, {max(0, len(rows) - size)} are "
+            f"for training and {size} for validation; both need one. Provide a validation split, or change the share"
         )
     if is_language_model(config.task):
         return rows.select(range(len(rows) - size)), rows.select(range(len(rows) - size, len(rows)))
@@ -350,8 +345,8 @@ def carve(rows: Rows, config: RunConfig) -> tuple[Rows, Rows]:
     return parts["train"], parts["test"]
 
 
-def first_examples(rows: Rows, count: int, config: RunConfig) -> Rows:
-    """So many rows: of running text the first, else drawn."""
+def limit_examples(rows: Rows, count: int, config: RunConfig) -> Rows:
+    """At most `count` rows: the first ones of running text, otherwise a random sample."""
     if isinstance(rows, datasets.IterableDataset):
         return rows.take(count)
     if not is_language_model(config.task):

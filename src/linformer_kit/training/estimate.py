@@ -1,4 +1,4 @@
-"""What a training will need, found out by one step on a copy of the model."""
+"""Estimates the memory and the time of training with a step on a copy of the model."""
 
 import copy
 import time
@@ -17,7 +17,7 @@ TENSORS_PER_PARAMETER = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of weights, gradients, optimizer and of what the backward pass keeps; seconds of a step."""
+    """Bytes of weights, gradients, optimizer and saved activations; seconds per step."""
 
     bytes: int
     seconds: float
@@ -30,36 +30,36 @@ def estimate(
     accumulate: int,
     checkpointing: bool = False,
 ) -> Estimate:
-    """Memory by the longest batch, time by a typical one. The model and the generators stay as they are."""
+    """Measure memory on the longest batch and time on a typical one; the model and the RNG state are unchanged."""
     with preserve_rng_state():
         trial = copy.deepcopy(model).train()
         if checkpointing:
             trial.gradient_checkpointing_enable()
-        kept = kept_for_backward(trial, longest)
+        saved = saved_bytes(trial, longest)
         seconds = min(step_seconds(trial, typical) for _ in range(2))
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return Estimate(TENSORS_PER_PARAMETER * weights + kept, accumulate * seconds)
+    return Estimate(TENSORS_PER_PARAMETER * weights + saved, accumulate * seconds)
 
 
-def kept_for_backward(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
-    """Bytes that autograd keeps of a forward pass, the weights themselves excepted."""
+def saved_bytes(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
+    """Bytes that autograd saves during a forward pass, without the weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         outputs: Any = model(**batch)
     del outputs
-    return sum(kept.values())
+    return sum(saved.values())
 
 
 def step_seconds(model: PreTrainedModel, batch: dict[str, Tensor]) -> float:
-    """Forward and backward."""
+    """Seconds of a forward and a backward pass."""
     start = time.perf_counter()
     model(**batch).loss.backward()
     return time.perf_counter() - start

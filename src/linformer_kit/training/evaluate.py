@@ -1,4 +1,4 @@
-"""Evaluating a finished run on its test split, another split, or another file."""
+"""Evaluates a finished run on a split of its data or on another file."""
 
 import json
 import tempfile
@@ -12,17 +12,18 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
 
 from ..errors import UserError
+from ..files import write_text
 from .arguments import is_on_gpu
-from .batches import Padding, change_of
+from .batches import PaddingCollator, task_transform
 from .config import RunConfig
 from .data import check_columns, is_language_model, read_sources
-from .metrics import confusion, own_metrics, translation_metrics
+from .metrics import confusion, task_metrics, translation_metrics
 from .model import MODELS, max_length
 from .prepare import prepare
-from .run import RunFolder, open_run, write_text
+from .run import RunFolder, open_run
 from .sources import find_sources
-from .tokens import counted, packed, tokenize
-from .train import quiet_libraries, to_measure_on
+from .tokens import length_statistics, pack, tokenize
+from .train import evaluation_examples, quiet_libraries
 from .trainer import LinformerTrainer
 from .translate import batch_size_of, translations
 
@@ -30,7 +31,7 @@ from .translate import batch_size_of, translations
 def evaluate(
     folder: Path, split: str = "test", data: str | None = None, beams: int = 1, console: Console | None = None
 ) -> dict[str, Any]:
-    """The metrics of a run, also written to its `evaluation.json`; with `data`, on that file or folder instead of a split."""
+    """Compute the metrics of a run on a split, or on the file or folder `data`; writes `evaluation.json`."""
     console = console or Console(stderr=True)
     run, config = open_run(folder)
     quiet_libraries()
@@ -44,11 +45,11 @@ def evaluate(
             with state.main_process_first():
                 rows, counts = prepared_rows(run, config, split, tokenizer, labels, console)
         else:
-            # the model that the run has started from may be gone
+            # the initial model (`model.from`) may no longer exist
             length = {"max_position_embeddings": model.config.max_position_embeddings}
-            rows, counts = rows_of_file(replace(config, model=length), data, tokenizer, labels, Path(temporary))
-        named = data or config.data.path or config.data.generated
-        metrics: dict[str, Any] = {"split": split if data is None else None, "data": named, "rows": len(rows)}
+            rows, counts = read_evaluation_file(replace(config, model=length), data, tokenizer, labels, Path(temporary))
+        source = data or config.data.path or config.data.generated
+        metrics: dict[str, Any] = {"split": split if data is None else None, "data": source, "rows": len(rows)}
         metrics |= measure(config, model, tokenizer, rows, labels)
         metrics["cut_texts"] = 0 if is_language_model(config.task) else counts["length"]["cut_texts"]
         if config.task == "translation":
@@ -62,7 +63,7 @@ def evaluate(
 
 
 def write_translations(path: Path, sources: list[str], hypotheses: list[str], references: list[str]) -> None:
-    """Each source with its translation and its reference, to read."""
+    """Write each source with its translation and its reference as JSON lines."""
     lines = [
         json.dumps({"source": source, "hypothesis": hypothesis, "reference": reference}, ensure_ascii=False)
         for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True)
@@ -71,19 +72,19 @@ def write_translations(path: Path, sources: list[str], hypotheses: list[str], re
 
 
 def load_run(folder: Path, config: RunConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """The model and the tokenizer of a run."""
+    """Load the model and the tokenizer of a run."""
     from transformers import AutoTokenizer
 
     try:
         model = MODELS[config.task].from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # safetensors, JSON and transformers each have errors of their own
+    except Exception as error:  # safetensors, json and transformers raise different types
         raise UserError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error
     return model.to("cuda" if is_on_gpu(config.training) else "cpu").eval(), tokenizer
 
 
 def labels_of_model(model: PreTrainedModel) -> list[str]:
-    """The names of the classes, by number."""
+    """The labels in the order of their indices."""
     return [model.config.id2label[number] for number in range(model.config.num_labels)]
 
 
@@ -95,51 +96,51 @@ def prepared_rows(
     labels: list[str],
     console: Console,
 ) -> tuple[Any, dict[str, Any]]:
-    """A split of the run's own data."""
+    """A split of the data of the run."""
     prepared = prepare(config, console)
     trained_with = json.loads(run.data.read_text(encoding="utf-8"))["splits"]
     is_changed = split in trained_with and prepared.summary["splits"].get(split) != trained_with[split]
     if is_changed or prepared.tokenizer.get_vocab() != tokenizer.get_vocab() or prepared.labels != labels:
         raise UserError(
-            f"{config.data.path} has changed since the run was trained: other examples, tokens or labels follow from it now; "
+            f"{config.data.path} has changed since the run was trained: it gives other examples, tokens or labels; "
             "evaluate on a file with --data"
         )
     if split not in prepared.splits:
         raise UserError(
-            f"the data of the run has no {split} split; it has {', '.join(prepared.splits)}: "
-            "choose one with --split, or another file with --data"
+            f"the data of the run have no {split} split; choose one of {', '.join(prepared.splits)} with --split, "
+            "or a file with --data"
         )
     if split not in prepared.summary["splits"]:
         raise UserError(f"the {split} split is streamed; evaluate on validation, or on a file with --data")
     return prepared.splits[split], prepared.summary["splits"][split]
 
 
-def rows_of_file(
+def read_evaluation_file(
     config: RunConfig, data: str, tokenizer: PreTrainedTokenizerFast, labels: list[str], temporary: Path
 ) -> tuple[Any, dict[str, Any]]:
-    """Another file, read and tokenized as the run's own data were."""
+    """Read and tokenize another file in the same way as the data of the run."""
     if not Path(data).exists():
         raise UserError(f"--data is {data!r}: there is no such file or folder")
     config = replace(config, data=replace(config.data, path=data, generated=None, streaming=False))
     sources = find_sources(config.data, config.task) or {}
     name = "test" if "test" in sources else next(iter(sources))
     if len(sources) > 1 and name != "test":
-        raise UserError(f"{data} has the splits {', '.join(sources)}; give the file that is meant")
+        raise UserError(f"{data} has the splits {', '.join(sources)}; give one file")
     rows: Any = read_sources(sources[name], config.data, "file")
     check_columns(rows, config, "given")
     tokens = tokenize(rows, config, tokenizer, labels, "evaluation")
-    counts = counted(tokens, max_length(config))
+    counts = length_statistics(tokens, max_length(config))
     if is_language_model(config.task):
-        tokens = packed(tokens, max_length(config), temporary / "packed.arrow")
+        tokens = pack(tokens, max_length(config), temporary / "packed.arrow")
     if len(tokens) == 0:
-        raise UserError(f"{data} has no text at all")
+        raise UserError(f"{data} contains no text")
     return tokens, counts
 
 
 def measure(
     config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: Any, labels: list[str]
 ) -> dict[str, Any]:
-    """The metrics of the task; for classification also who was taken for whom."""
+    """The metrics of the task; for classification also the confusion matrix."""
     arguments = TrainingArguments(
         output_dir=tempfile.gettempdir(),
         per_device_eval_batch_size=batch_size_of(config),
@@ -151,10 +152,10 @@ def measure(
         report_to=[],
     )
     trainer = LinformerTrainer(
-        config=config, keep=1, model=model, args=arguments, data_collator=Padding(tokenizer.pad_token_id)
+        config=config, keep=1, model=model, args=arguments, data_collator=PaddingCollator(tokenizer.pad_token_id)
     )
-    output = trainer.predict(to_measure_on(rows, change_of(config, tokenizer)))
-    metrics = own_metrics(output.metrics, "test_")
+    output = trainer.predict(evaluation_examples(rows, task_transform(config, tokenizer)))
+    metrics = task_metrics(output.metrics, "test_")
     if config.task == "classification":
         matrix = confusion(output.predictions.argmax(axis=1), output.label_ids, len(labels))
         metrics |= {"labels": labels, "confusion": matrix.tolist()}
@@ -162,7 +163,7 @@ def measure(
 
 
 def table_of(metrics: dict[str, Any]) -> Table:
-    """The numbers of an evaluation, to read."""
+    """The metrics of an evaluation as a table to print."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in metrics.items():
         if isinstance(value, float | int | str):

@@ -1,4 +1,4 @@
-"""The classes of a classification: what the data call them, and which there are."""
+"""The labels of a classification data set."""
 
 import re
 
@@ -10,14 +10,14 @@ from .data import Rows, column, texts, top_column
 
 
 def label_names(rows: Rows, config: RunConfig) -> list[str]:
-    """The classes of the training split, numbers in the order of numbers."""
+    """The sorted labels of the training split; integers in numerical order."""
     name, names = config.data.columns.label, class_names(rows, config)
     batches = rows.select_columns(top_column(name, rows.column_names)).iter(10_000)
     found = {label for batch in batches for label in labels_of(batch, name, names)}
     if len(found) < 2:
         raise UserError(
-            f"the training split has only one label, {', '.join(map(repr, found))}, in the column {name!r}: "
-            "there is nothing to tell apart"
+            f"the training split has only one label, {', '.join(map(repr, found))}, in the column {name!r}; "
+            "classification needs at least two"
         )
     if len(found) > 1000:
         raise UserError(
@@ -27,7 +27,7 @@ def label_names(rows: Rows, config: RunConfig) -> list[str]:
 
 
 def labels_of(batch: dict[str, list], name: str, names: list[str] | None) -> list[str]:
-    """Labels as texts."""
+    """The labels of a batch as texts; `names` are the class names if the data store indices."""
     if names is None:
         if "" in (labels := texts(batch, name)):
             raise UserError(
@@ -37,19 +37,19 @@ def labels_of(batch: dict[str, list], name: str, names: list[str] | None) -> lis
     numbers = column(batch, name)
     if missing := sum(number is None or number < 0 for number in numbers):
         raise UserError(
-            f"the column {name!r} has rows without a label ({missing} among {len(numbers)}, -1 or nothing); remove them"
+            f"the column {name!r} has rows without a label ({missing} among {len(numbers)}, -1 or null); remove them"
         )
     return [names[number] for number in numbers]
 
 
 def class_names(rows: Rows, config: RunConfig) -> list[str] | None:
-    """What the data set itself calls its classes, if they are stored as numbers."""
+    """The class names of a data set that stores labels as indices; None for other data sets."""
     feature = (rows.features or {}).get(config.data.columns.label)
     return feature.names if isinstance(feature, datasets.ClassLabel) else None
 
 
 def has_no_labels(rows: datasets.Dataset, config: RunConfig) -> bool:
-    """Whether there is no such column, or all it holds is -1 or nothing, as in test splits whose answers are kept secret."""
+    """Whether the label column is missing or all labels are -1 or null, as in test splits with secret labels."""
     name = config.data.columns.label
     column = top_column(name, rows.column_names)
     return column not in rows.column_names or (name == column and set(rows.unique(name)) <= {-1, "-1", "", None})

@@ -1,23 +1,23 @@
-"""ListOps, the first task of Long Range Arena: nested operations on digits, the label being the value, 0 to 9.
+"""ListOps, the first task of the Long Range Arena: nested operations on digits; the label is the value, 0 to 9.
 
     [MAX 2 9 [MIN 4 7 ] 0 ]  →  9
 
-An expression is a random tree, drawn to the rules of the original generator (lra_benchmarks/data/listops.py):
+An expression is a random tree that follows the rules of the original generator (lra_benchmarks/data/listops.py):
 
-- A node is an operator with probability 1/4, otherwise a digit; at depth 10, the root being at depth 1, always a digit.
-  The root is a node like any other: where it is a digit, the expression is nearly always too short and dropped.
-- The operators are MIN, MAX, MED (the median, truncated) and SM (the sum modulo 10), with 2 to 10 arguments. Operators,
-  numbers of arguments and digits are uniform.
-- The length is one per digit and two per operator, which is the number of symbols. Kept is what is longer than 500 and
-  shorter than 2,000, each expression once.
+- A node is an operator with probability 1/4, otherwise a digit; at depth 10 (the root has depth 1) always a digit.
+  The same holds for the root: if it is a digit, the expression is too short and is dropped.
+- The operators are MIN, MAX, MED (the truncated median) and SM (the sum modulo 10), with 2 to 10 arguments. Operators,
+  numbers of arguments and digits are uniformly distributed.
+- The length is the number of symbols: one per digit and two per operator. Expressions longer than 500 and shorter than
+  2,000 symbols are kept, without duplicates.
 
-The parentheses of the original, which only group, are left out. That flatten_keys fifteen symbols: `SYMBOLS`.
+The parentheses of the original only group and are omitted. Fifteen symbols remain: `SYMBOLS`.
 """
 
 import gzip
 import json
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -26,14 +26,16 @@ from random import Random
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..files import atomic_file
+
 
 def truncated_median(values: list[int]) -> int:
-    """The middle value, or the mean of the two in the middle without its half."""
+    """The middle value, or the truncated mean of the two middle values."""
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
 
 
-# raise it when other examples come out
+# increase when the generated examples change
 VERSION = 1
 
 OPERATORS: dict[str, Callable[[list[int]], int]] = {
@@ -47,14 +49,14 @@ DIGITS = tuple("0123456789")
 SYMBOLS = (*OPERATORS, END, *DIGITS)
 
 DEEPEST = 10
-# how many arguments a node has, none being a digit, as one uniform choice: 27 of 36 are digits, each of 2 to 10 is 1 of 36
+# number of arguments of a node, 0 for a digit, as one uniform choice: 27 of 36 are digits, each of 2 to 10 is 1 of 36
 ARGUMENTS = (*[0] * 27, *range(2, 11))
-# trees in a row without a new expression after which there seems to be none; of the lengths of the benchmark 1 tree in 12 is kept
+# give up after this many trees without a new expression; with the lengths of the benchmark, 1 tree in 12 is kept
 PATIENCE = 1_000_000
 
 
 def examples(seed: int = 0, shortest: int = 500, longest: int = 2000) -> Iterator[tuple[str, int]]:
-    """Expressions and their values, without end and without repetition; `shortest` < length < `longest`.
+    """An endless iterator of distinct expressions and their values; `shortest` < length < `longest`.
 
     The same seed gives the same examples.
 
@@ -65,19 +67,19 @@ def examples(seed: int = 0, shortest: int = 500, longest: int = 2000) -> Iterato
     (True, True)
     """
     if seed < 0:
-        raise ValueError(f"seed is {seed}; it must be 0 or more: random.Random ignores the sign")
+        raise ValueError(f"seed is {seed}; it must be at least 0, because random.Random ignores the sign")
     if not 0 <= shortest < longest - 1:
         raise ValueError(
-            f"no length is more than shortest={shortest} and less than longest={longest}; "
-            "shortest must be 0 or more and longest at least shortest + 2"
+            f"no length is greater than shortest={shortest} and less than longest={longest}; "
+            "shortest must be at least 0 and longest at least shortest + 2"
         )
-    # the arguments are checked by the call, not by the first example
+    # a separate generator, so that the arguments are checked at once
     return unique_examples(Random(seed), shortest, longest)
 
 
 def unique_examples(rng: Random, shortest: int, longest: int) -> Iterator[tuple[str, int]]:
-    """What `examples` returns."""
-    # fingerprints: the texts of the whole benchmark would take a quarter of a gigabyte
+    """The generator behind `examples`."""
+    # hashes, because the texts of the whole benchmark take a quarter of a gigabyte
     seen: set[bytes] = set()
     while True:
         for _ in range(PATIENCE):
@@ -88,15 +90,15 @@ def unique_examples(rng: Random, shortest: int, longest: int) -> Iterator[tuple[
                     break
         else:
             raise RuntimeError(
-                f"after {len(seen):,} expressions longer than {shortest} and shorter than {longest}, {PATIENCE:,} random trees "
-                "gave no new one; ask for fewer, or allow more lengths"
+                f"after {len(seen):,} expressions longer than {shortest} and shorter than {longest}, {PATIENCE:,} "
+                "random trees gave no new one; request fewer, or allow more lengths"
             )
         seen.add(fingerprint)
         yield text, value
 
 
 def draw_tree(rng: Random, shortest: int, longest: int) -> list[list[int]] | None:
-    """The numbers of arguments of the nodes of a random tree, level by level from the root; None if its length is not wanted."""
+    """The numbers of arguments in a random tree, level by level from the root; None if its length is out of range."""
     levels: list[list[int]] = []
     nodes, length = 1, 0
     while nodes:
@@ -104,14 +106,14 @@ def draw_tree(rng: Random, shortest: int, longest: int) -> list[list[int]] | Non
         levels.append(level)
         length += 2 * nodes - level.count(0)
         nodes = sum(level)
-        # each node to come is one symbol or more: a tree that will be too long is not drawn to its end
+        # each further node adds at least one symbol: stop early if the tree becomes too long
         if length + nodes >= longest:
             return None
     return levels if length > shortest else None
 
 
 def fill_tree(rng: Random, levels: list[list[int]]) -> tuple[str, int]:
-    """Text and value of a tree, with random operators and digits, from its flatten_keys up."""
+    """Text and value of a tree with random operators and digits, from its leaves up."""
     names, symbols = tuple(OPERATORS), tuple(zip(DIGITS, range(10), strict=True))
     texts: list[str] = []
     values: list[int] = []
@@ -136,14 +138,14 @@ def fill_tree(rng: Random, levels: list[list[int]]) -> tuple[str, int]:
 
 
 def evaluate(text: str) -> int:
-    """The value of an expression, read from its text; ValueError if it is none.
+    """The value of an expression; raises `ValueError` if the text is not a valid expression.
 
     >>> evaluate("[MED 1 2 3 4 ]")
     2
     >>> evaluate("[SM 9 [MAX 1 5 ] 8 ]")
     2
     """
-    # what is open, outermost first, with the arguments read so far; the text itself is the argument of nothing
+    # open operators, outermost first, with the arguments read so far; `found` collects values outside of any operator
     found: list[int] = []
     opened: list[tuple[str, list[int]]] = []
     for position, symbol in enumerate(text.split(), start=1):
@@ -155,19 +157,17 @@ def evaluate(text: str) -> int:
                 raise ValueError(f"symbol {position} is ']' but no operator is open")
             name, arguments = opened.pop()
             if not arguments:
-                raise ValueError(f"symbol {position} is ']' but {name} has no argument yet")
+                raise ValueError(f"symbol {position} is ']' but {name} has no arguments")
             value = OPERATORS[name](arguments)
         elif symbol in DIGITS:
             value = int(symbol)
         else:
-            raise ValueError(
-                f"symbol {position} is {symbol!r}; allowed, with spaces between them, are {' '.join(SYMBOLS)}"
-            )
+            raise ValueError(f"symbol {position} is {symbol!r}; allowed, separated by spaces: {' '.join(SYMBOLS)}")
         (opened[-1][1] if opened else found).append(value)
     if opened:
         raise ValueError(f"the text ends before the ']' of {' '.join(name for name, _ in opened)}")
     if len(found) != 1:
-        raise ValueError(f"the text has {len(found)} expressions; it must have one")
+        raise ValueError(f"the text has {len(found)} expressions; it must have exactly one")
     return found[0]
 
 
@@ -180,10 +180,10 @@ def write(
     shortest: int = 500,
     longest: int = 2000,
 ) -> None:
-    """Write train.jsonl.gz, validation.jsonl.gz and test.jsonl.gz, each line with `text` and `label`; no example is in two.
+    """Write train.jsonl.gz, validation.jsonl.gz and test.jsonl.gz with the keys `text` and `label`, without duplicates.
 
-    Whatever the size of the training set, validation and test are the same: they are drawn first.
-    The files appear when all are complete.
+    The validation and test sets are generated first and do not depend on the size of the training set.
+    The files appear when all of them are complete.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -197,13 +197,12 @@ def write(
     sizes = {"test": test, "validation": validation, "train": train}
     for name, size in sizes.items():
         if size < 0:
-            raise ValueError(f"{name} is {size}; a number of examples is 0 or more")
+            raise ValueError(f"{name} is {size}; the number of examples must be at least 0")
     source = examples(seed, shortest, longest)
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     with (
-        # inside the folder, so that the files only have to be renamed
-        tempfile.TemporaryDirectory(dir=folder, prefix=".listops-") as unfinished,
+        ExitStack() as unfinished,
         Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(),
@@ -214,14 +213,12 @@ def write(
             disable=not console.is_interactive,
         ) as progress,
     ):
-        files = {name: Path(unfinished) / f"{name}.jsonl.gz" for name in sizes}
+        files = {name: unfinished.enter_context(atomic_file(folder / f"{name}.jsonl.gz")) for name in sizes}
         for name, path in files.items():
-            # neither name nor time in the file: the same seed gives the same bytes; level 6 takes four times as long to save 5 %
+            # without name and time, the same seed gives the same bytes; level 6 takes four times as long and saves 5 %
             with (
                 path.open("wb") as raw,
                 gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=3, mtime=0) as file,
             ):
                 for text, value in progress.track(islice(source, sizes[name]), total=sizes[name], description=name):
                     file.write(json.dumps({"text": text, "label": value}).encode() + b"\n")
-        for path in files.values():
-            path.replace(folder / path.name)

@@ -1,4 +1,4 @@
-"""Metrics: each example counts once, each token counts once, whatever batches they came in."""
+"""Metrics; each example and each token counts once, for any division into batches."""
 
 import math
 from typing import Any
@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .batches import IGNORED
+from .batches import IGNORE_INDEX
 
 
 def token_sums(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """(B, 3): for each example the loss of its labelled tokens, their number and how many were guessed; summed in float64.
+    """(B, 3) in float64: summed loss, number of labeled tokens and number of correct predictions per example.
 
-    The logits may also be (S, V), of the S labelled tokens only.
+    The logits may also be (S, V), for the S labeled tokens only.
     """
-    counted_BT = labels_BT != IGNORED
+    counted_BT = labels_BT != IGNORE_INDEX
     if logits_BTV.dim() == 2:
         losses_S = functional.cross_entropy(logits_BTV.float(), labels_BT[counted_BT], reduction="none")
         losses_BT = losses_S.new_zeros(labels_BT.shape).masked_scatter(counted_BT, losses_S)
         guesses_BT = labels_BT.masked_scatter(counted_BT, logits_BTV.argmax(dim=-1))
     else:
         losses_BT = functional.cross_entropy(
-            logits_BTV.transpose(1, 2).float(), labels_BT, ignore_index=IGNORED, reduction="none"
+            logits_BTV.transpose(1, 2).float(), labels_BT, ignore_index=IGNORE_INDEX, reduction="none"
         )
         guesses_BT = logits_BTV.argmax(dim=-1)
     right_BT = (guesses_BT == labels_BT) & counted_BT
@@ -32,7 +32,7 @@ def token_sums(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
 
 
 def token_metrics(sums: np.ndarray) -> dict[str, float]:
-    """Loss, perplexity and accuracy per token of the whole corpus, from `token_sums` of all examples.
+    """Loss, perplexity and accuracy per token of the corpus, from `token_sums` of all examples.
 
     >>> token_metrics(np.array([[2.0, 2, 1], [0.0, 2, 2]]))
     {'loss': 0.5, 'perplexity': 1.6487212707001282, 'accuracy': 0.75, 'tokens': 4}
@@ -44,7 +44,7 @@ def token_metrics(sums: np.ndarray) -> dict[str, float]:
 
 
 def class_metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Loss, accuracy and the mean F1 of the classes.
+    """Loss, accuracy and macro F1.
 
     >>> class_metrics(np.array([[2.0, 0], [0, 2], [2, 0]]), np.array([0, 1, 1]))
     {'loss': 0.7935946777096393, 'accuracy': 0.6666666666666666, 'macro_f1': 0.6666666666666666, 'examples': 3}
@@ -62,20 +62,20 @@ def class_metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def confusion(predictions: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """(classes, classes): how many examples of each class (row) were taken for which (column)."""
+    """Confusion matrix (classes, classes): true class per row, predicted class per column."""
     matrix = np.zeros((classes, classes), np.int64)
     np.add.at(matrix, (labels, predictions), 1)
     return matrix
 
 
 def macro_f1(matrix: np.ndarray) -> float:
-    """The mean over the classes that occur, in truth or in the answers, of 2·right / (answers + truths)."""
+    """The mean F1 of the classes that occur among labels or predictions."""
     totals = matrix.sum(axis=0) + matrix.sum(axis=1)
     return float((2 * np.diag(matrix)[totals > 0] / totals[totals > 0]).mean())
 
 
 def translation_metrics(hypotheses: list[str], references: list[str]) -> dict[str, Any]:
-    """BLEU and chrF of the whole corpus, with the signatures that make them comparable.
+    """BLEU and chrF of the corpus, with the signatures of sacrebleu.
 
     >>> translation_metrics(["the cat sat on the mat"], ["the cat sat on the mat"])["bleu"]
     100.00000000000004
@@ -92,12 +92,12 @@ def translation_metrics(hypotheses: list[str], references: list[str]) -> dict[st
     }
 
 
-def own_metrics(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """What we have measured, out of what `Trainer` reports.
+def task_metrics(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The metrics of the task from those that `Trainer` reports.
 
-    >>> own_metrics({"eval_loss": 0.5, "eval_runtime": 3.0, "epoch": 1.0}, "eval_")
+    >>> task_metrics({"eval_loss": 0.5, "eval_runtime": 3.0, "epoch": 1.0}, "eval_")
     {'loss': 0.5}
     """
-    of_the_machine = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    speed_metrics = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     found = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-    return {name: value for name, value in found.items() if name not in of_the_machine}
+    return {name: value for name, value in found.items() if name not in speed_metrics}

@@ -1,4 +1,4 @@
-"""Which model a task trains, and what it is made of."""
+"""Builds the model of a run, or loads the model that it starts from."""
 
 import json
 from pathlib import Path
@@ -25,10 +25,10 @@ MODELS: dict[str, Any] = {
 
 
 def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: list[str]) -> PreTrainedModel:
-    """The model of a run, its weights fresh or from a saved one."""
+    """The model of a run, with initial weights or those of a saved model."""
     if config.task in ("masked-lm", "denoising") and tokenizer.mask_token_id is None:
         raise UserError(
-            f"the task {config.task} hides tokens behind a mask, which the tokenizer does not have; train one here"
+            f"the task {config.task} needs a mask token, which the tokenizer lacks; remove tokenizer.from to train one"
         )
     derived: dict[str, Any] = {}
     if labels:
@@ -39,7 +39,7 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: l
     model_class = MODELS[config.task]
     try:
         if "from" in config.model:
-            return load_start(config, tokenizer, model_class, derived)
+            return load_initial_model(config, tokenizer, model_class, derived)
         derived |= {
             "vocab_size": len(tokenizer),
             "type_vocab_size": 2 if config.data.columns.pair else 0,
@@ -55,43 +55,42 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: l
         raise UserError(f"model: {error}") from error
 
 
-def load_start(
+def load_initial_model(
     config: RunConfig, tokenizer: PreTrainedTokenizerFast, model_class: Any, derived: dict[str, Any]
 ) -> PreTrainedModel:
-    """The saved model a run starts from; a head that it does not have, or the two kinds of text, start fresh."""
-    source = checked_start(config)
+    """The saved model that a run starts from; a missing head and missing token types are initialized."""
+    source = check_initial_model(config)
     if config.data.columns.pair:
         derived = {**derived, "type_vocab_size": 2}
     model, found = model_class.from_pretrained(
         source, ignore_mismatched_sizes=True, output_loading_info=True, **derived
     )
-    fresh = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
     if body := [
-        name for name in fresh if name.startswith(("model.", "encoder.", "decoder.")) and "token_type" not in name
+        name for name in missing if name.startswith(("model.", "encoder.", "decoder.")) and "token_type" not in name
     ]:
         raise UserError(
-            f"model.from is {source!r}, a {found_class(source)}, which has no weights for {', '.join(body[:2])} … "
-            f"of a {model_class.__name__}, the model of {config.task}; start from a run of a like task"
+            f"model.from is {source!r}, a {saved_class_name(source)}, which has no weights for {', '.join(body[:2])} … "
+            f"of {model_class.__name__}, the model of {config.task}; start from a run of a similar task"
         )
     if "id2label" in derived and LinformerConfig.from_pretrained(source).id2label != derived["id2label"]:
-        nn.init.normal_(
-            model.classifier.weight, std=model.config.initializer_range
-        )  # even if it has as many labels as before
+        # even if the number of labels is the same
+        nn.init.normal_(model.classifier.weight, std=model.config.initializer_range)
         nn.init.zeros_(model.classifier.bias)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
-            f"model.from is {source!r}, which knows {model.config.vocab_size} tokens, but the tokenizer has {len(tokenizer)}; "
-            f"set tokenizer.from={source}"
+            f"model.from is {source!r}, which has {model.config.vocab_size} token embeddings, but the tokenizer has "
+            f"{len(tokenizer)} tokens; set tokenizer.from={source}"
         )
-    return with_other_attention(
+    return convert_attention(
         model, model_settings({key: value for key, value in config.model.items() if key != "from"})
     )
 
 
-def with_other_attention(model: PreTrainedModel, changes: dict[str, Any]) -> PreTrainedModel:
-    """The same weights in a model that attends otherwise, or reads longer inputs; E and F that it did not have start fresh.
+def convert_attention(model: PreTrainedModel, changes: dict[str, Any]) -> PreTrainedModel:
+    """The same weights in a model with another attention or maximum length; a new E or F is initialized.
 
-    So a model with full attention, trained on short inputs, goes on as a Linformer on long ones.
+    For example, a model with full attention, trained on short inputs, becomes a Linformer for long ones.
     """
     length = changes.get("max_position_embeddings", model.config.max_position_embeddings)
     if length != model.config.max_position_embeddings:
@@ -113,41 +112,41 @@ def with_other_attention(model: PreTrainedModel, changes: dict[str, Any]) -> Pre
     return changed
 
 
-def found_class(source: str) -> str:
-    """What a saved model calls itself."""
+def saved_class_name(source: str) -> str:
+    """The class name of a saved model."""
     return (LinformerConfig.from_pretrained(source).architectures or ["model"])[0]
 
 
 def max_length(config: RunConfig) -> int:
-    """The longest input, in tokens."""
+    """The maximum length of an input in tokens."""
     if "from" in config.model and "max_position_embeddings" not in config.model:
-        return LinformerConfig.from_pretrained(checked_start(config)).max_position_embeddings
+        return LinformerConfig.from_pretrained(check_initial_model(config)).max_position_embeddings
     return config.model.get("max_position_embeddings", LinformerConfig.max_position_embeddings)
 
 
-def checked_start(config: RunConfig) -> str:
-    """The folder of the model a run starts from."""
+def check_initial_model(config: RunConfig) -> str:
+    """The folder of the model that a run starts from; raises `UserError` if it is not a Linformer."""
     source = config.model["from"]
     try:
         kind = json.loads(Path(source, "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
         raise UserError(
-            f"model.from is {source!r}: there is no config.json; give the folder model/ of a run, or another saved model"
+            f"model.from is {source!r}, which has no config.json; give the folder model/ of a run or a saved model"
         ) from None
     if kind != "linformer":
         raise UserError(
-            f"model.from is {source!r}, a model of the type {kind!r}; give the folder model/ of a run of linformer-kit"
+            f"model.from is {source!r}, a model of type {kind!r}; give the folder model/ of a run of linformer-kit"
         )
     return source
 
 
 def count_parameters(model: PreTrainedModel) -> tuple[int, int]:
-    """(all parameters, those of E and F)."""
-    whole = sum(parameter.numel() for parameter in model.parameters())
+    """(number of parameters, number of parameters of E and F)."""
+    total = sum(parameter.numel() for parameter in model.parameters())
     projections = {
         id(parameter): parameter.numel()
         for module in model.modules()
         if isinstance(module, Projection)
         for parameter in module.parameters()
     }
-    return whole, sum(projections.values())
+    return total, sum(projections.values())

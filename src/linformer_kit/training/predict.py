@@ -1,4 +1,4 @@
-"""Predicting with a finished run: a label, filled masks, a continuation, a translation."""
+"""Predicts with a finished run: labels, filled masks, continuations or translations."""
 
 import io
 import re
@@ -12,26 +12,26 @@ from typing import IO, Any
 import torch
 
 from ..errors import UserError
-from .batches import stacked
+from .batches import pad_rows
 from .config import RunConfig
-from .data import all_texts, check_files, open_plain, read_sources, top_column, without_mark
+from .data import check_files, encoding_without_bom, iterate_texts, open_decompressed, read_sources, top_column
 from .evaluate import labels_of_model, load_run
 from .run import open_run
 from .sources import FORMATS, Source, format_of, suffix_of
-from .tokens import classified_texts, ended
+from .tokens import classified_texts, tokenize_with_end
 from .train import quiet_libraries
 from .translate import generate
 
-BATCH = 16
+BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to predict; each is for some of the tasks."""
+    """Options of `linformer predict`; each applies to some of the tasks."""
 
-    top: int = 5  # of the tokens for a mask
-    tokens: int | None = None  # of a continuation; else 50, or half of what the model takes if that is less
-    temperature: float = 0.0  # of a continuation; 0: the likeliest token each time
+    top: int = 5  # tokens listed per mask
+    tokens: int | None = None  # maximum number of new tokens; default 50, or half the maximum length if that is less
+    temperature: float = 0.0  # of sampling; 0: greedy decoding
     beams: int = 1  # of a translation
     seed: int = 0
 
@@ -45,9 +45,9 @@ class Input:
 
 
 class Predictor:
-    """A run that answers. `warn` is told what was cut.
+    """Predicts with the model of a run; `warn` is called with warnings, such as about truncated inputs.
 
-    Answers are dictionaries whose first key is the input.
+    A prediction is a dictionary whose first key is the input.
     """
 
     def __init__(self, folder: Path, options: Options | None = None, warn: Any = print):
@@ -59,86 +59,87 @@ class Predictor:
 
     def __call__(self, inputs: Iterable[Input]) -> Iterator[dict[str, Any]]:
         torch.manual_seed(self.options.seed)
-        answer = {
+        predict = {
             "classification": self.classify,
-            "masked-lm": self.fill,
-            "causal-lm": self.go_on,
+            "masked-lm": self.fill_masks,
+            "causal-lm": self.continue_text,
             "translation": self.translate,
             "denoising": self.translate,
         }[self.config.task]
         inputs = iter(inputs)
-        while batch := list(islice(inputs, BATCH)):
+        while batch := list(islice(inputs, BATCH_SIZE)):
             with torch.no_grad():
-                yield from answer(batch)
+                yield from predict(batch)
             self.count += len(batch)
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         return self.model.config.max_position_embeddings
 
-    def tell_cut(self, lengths: list[int], longest: int) -> None:
-        for place, length in enumerate(lengths, start=self.count + 1):
-            if length > longest:
+    def warn_truncated(self, lengths: list[int]) -> None:
+        for number, length in enumerate(lengths, start=self.count + 1):
+            if length > self.max_length:
                 self.warn(
-                    f"Warning: input {place} has {length:,} tokens, of which the model takes {longest:,}; the rest was not used"
+                    f"Warning: input {number} has {length:,} tokens and was truncated to {self.max_length:,}, "
+                    "the maximum length of the model"
                 )
 
     def classify(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
         pairs = [needed_pair(each) for each in batch] if self.config.data.columns.pair else None
-        encoded = classified_texts(self.tokenizer, [each.text for each in batch], pairs, self.longest)
-        self.tell_cut(encoded["length"], self.longest)
+        encoded = classified_texts(self.tokenizer, [each.text for each in batch], pairs, self.max_length)
+        self.warn_truncated(encoded["length"])
         types = {"token_type_ids": self.tensor(encoded["token_type_ids"], 0)} if pairs is not None else {}
         logits = self.model(
             self.tensor(encoded["input_ids"]), attention_mask=self.mask(encoded["input_ids"]), **types
         ).logits
-        for each, shares in zip(batch, logits.float().softmax(dim=-1).tolist(), strict=True):
-            probabilities = dict(zip(labels_of_model(self.model), shares, strict=True))
+        for each, scores in zip(batch, logits.float().softmax(dim=-1).tolist(), strict=True):
+            probabilities = dict(zip(labels_of_model(self.model), scores, strict=True))
             yield {
-                **shown(each),
+                **input_fields(each),
                 "label": max(probabilities, key=probabilities.__getitem__),
                 "probabilities": probabilities,
             }
 
-    def fill(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
+    def fill_masks(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
         mask_token = self.tokenizer.mask_token
-        ids, lengths = ended(self.tokenizer, [each.text for each in batch], self.longest)
-        self.tell_cut(lengths, self.longest)
-        for place, (each, row) in enumerate(zip(batch, ids, strict=True), start=self.count + 1):
+        ids, lengths = tokenize_with_end(self.tokenizer, [each.text for each in batch], self.max_length)
+        self.warn_truncated(lengths)
+        for number, (each, row) in enumerate(zip(batch, ids, strict=True), start=self.count + 1):
             if self.tokenizer.mask_token_id not in row:
-                hint = "it was cut" if mask_token in each.text else f"write {mask_token} where a token is to be guessed"
-                self.warn(f"Warning: input {place} has nothing to fill in; {hint}")
+                hint = "it was cut off" if mask_token in each.text else f"write {mask_token} for each token to predict"
+                self.warn(f"Warning: input {number} has no mask; {hint}")
         logits = self.model(self.tensor(ids), attention_mask=self.mask(ids)).logits.float()
         for each, row, scores in zip(batch, ids, logits, strict=True):
             masks, filled = [], list(row)
-            for place in (place for place, token in enumerate(row) if token == self.tokenizer.mask_token_id):
-                shares, tokens = scores[place].softmax(dim=-1).topk(min(self.options.top, scores.shape[-1]))
-                guesses = [self.tokenizer.decode([token]) for token in tokens.tolist()]
+            for position in (index for index, token in enumerate(row) if token == self.tokenizer.mask_token_id):
+                best = scores[position].softmax(dim=-1).topk(min(self.options.top, scores.shape[-1]))
                 masks.append(
                     [
-                        {"token": guess, "probability": share}
-                        for guess, share in zip(guesses, shares.tolist(), strict=True)
+                        {"token": self.tokenizer.decode([token]), "probability": probability}
+                        for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
                     ]
                 )
-                filled[place] = int(tokens[0])
-            yield {**shown(each), "filled": self.tokenizer.decode(filled, skip_special_tokens=True), "masks": masks}
+                filled[position] = int(best.indices[0])
+            text = self.tokenizer.decode(filled, skip_special_tokens=True)
+            yield {**input_fields(each), "filled": text, "masks": masks}
 
-    def go_on(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
+    def continue_text(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
         is_bounded = self.model.config.position_embedding == "learned"
-        count = self.options.tokens or (min(50, self.longest // 2) if is_bounded else 50)
-        if is_bounded and count >= self.longest:
+        count = self.options.tokens or (min(50, self.max_length // 2) if is_bounded else 50)
+        if is_bounded and count >= self.max_length:
             raise UserError(
-                f"--tokens is {count}, but the model takes {self.longest} tokens, those of the text it goes on from included; "
-                f"allowed: 1 to {self.longest - 1}"
+                f"--tokens is {count}, but the maximum length of the model, including the input, is {self.max_length}; "
+                f"allowed: 1 to {self.max_length - 1}"
             )
-        for place, each in enumerate(batch, start=self.count + 1):
+        for number, each in enumerate(batch, start=self.count + 1):
             ids = self.tokenizer(each.text, add_special_tokens=False, verbose=False)["input_ids"] or [
                 self.model.config.eos_token_id
             ]
-            room = self.longest - count if is_bounded else len(ids)
+            room = self.max_length - count if is_bounded else len(ids)
             if len(ids) > room:
                 self.warn(
-                    f"Warning: input {place} has {len(ids):,} tokens; with {count} to come the model takes "
-                    f"{room:,}: only the last ones were used"
+                    f"Warning: input {number} has {len(ids):,} tokens and was truncated to the last {room:,}, "
+                    f"which leaves room for {count} new tokens"
                 )
             sampling = (
                 {"do_sample": True, "temperature": self.options.temperature}
@@ -148,45 +149,45 @@ class Predictor:
             start = self.tensor([ids[-room:]])
             output = self.model.generate(start, max_new_tokens=count, **sampling)
             yield {
-                **shown(each),
+                **input_fields(each),
                 "continuation": self.tokenizer.decode(output[0, start.shape[1] :], skip_special_tokens=True),
             }
 
     def translate(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
-        ids, lengths = ended(self.tokenizer, [each.text for each in batch], self.longest)
-        self.tell_cut(lengths, self.longest)
+        ids, lengths = tokenize_with_end(self.tokenizer, [each.text for each in batch], self.max_length)
+        self.warn_truncated(lengths)
         key = "translation" if self.config.task == "translation" else "restored"
         for each, text in zip(batch, generate(self.model, self.tokenizer, ids, self.options.beams), strict=True):
-            yield {**shown(each), key: text}
+            yield {**input_fields(each), key: text}
 
     def tensor(self, rows: list[list[int]], fill: int | None = None) -> torch.Tensor:
-        return stacked(rows, self.tokenizer.pad_token_id if fill is None else fill).to(self.model.device)
+        return pad_rows(rows, self.tokenizer.pad_token_id if fill is None else fill).to(self.model.device)
 
     def mask(self, rows: list[list[int]]) -> torch.Tensor:
-        return stacked([[1] * len(row) for row in rows], 0).to(self.model.device)
+        return pad_rows([[1] * len(row) for row in rows], 0).to(self.model.device)
 
 
 def needed_pair(each: Input) -> str:
     if each.pair is None:
         raise UserError(
-            f"the run classifies pairs, but {each.text[:60]!r} is alone; write both texts with a tab between them"
+            f"the run classifies pairs, but {each.text[:60]!r} is a single text; separate the two texts with a tab"
         )
     return each.pair
 
 
-def shown(each: Input) -> dict[str, str]:
+def input_fields(each: Input) -> dict[str, str]:
     return {"text": each.text} | ({"pair": each.pair} if each.pair is not None else {})
 
 
 def as_text(answer: dict[str, Any]) -> str:
-    """An answer in one line; what it holds of line breaks, only JSON shows."""
-    return re.sub(r"[\r\n]+", " ", line_of(answer))
+    """A prediction as one line; line breaks become spaces."""
+    return re.sub(r"[\r\n]+", " ", format_line(answer))
 
 
-def line_of(answer: dict[str, Any]) -> str:
+def format_line(answer: dict[str, Any]) -> str:
     if "label" in answer:
-        shares = sorted(answer["probabilities"].items(), key=lambda item: -item[1])
-        return f"{answer['label']}\t" + " ".join(f"{label}={share:.4f}" for label, share in shares[:5])
+        best = sorted(answer["probabilities"].items(), key=lambda item: -item[1])[:5]
+        return f"{answer['label']}\t" + " ".join(f"{label}={probability:.4f}" for label, probability in best)
     if "masks" in answer:
         guesses = " | ".join(
             ", ".join(f"{guess['token'].strip()} {guess['probability']:.3f}" for guess in mask)
@@ -199,45 +200,45 @@ def line_of(answer: dict[str, Any]) -> str:
 # inputs
 
 
-def read_inputs(given: list[str], per: str | None, config: RunConfig) -> Iterator[Input]:
-    """Texts given as such, the lines of files, or standard input, in this order of preference."""
+def read_inputs(arguments: list[str], per: str | None, config: RunConfig) -> Iterator[Input]:
+    """Inputs from arguments, which are file names or texts; without arguments, from standard input."""
     per = per or ("file" if config.data.sample == "document" else "line")
-    if not given or given == ["-"]:
+    if not arguments or arguments == ["-"]:
         if sys.stdin.isatty():
-            raise UserError("nothing to predict from; give a text, a file, or something on standard input")
+            raise UserError("there is no input; give a text, a file or standard input")
         yield from inputs_of_stream(sys.stdin.buffer, "standard input", per, config)
         return
-    for each in given:
+    for each in arguments:
         path = Path(each)
         if each == "-":
-            raise UserError("- is standard input, which cannot be given beside other inputs")
+            raise UserError("-, standard input, cannot be combined with other inputs")
         if not is_unicode(each):
-            raise UserError(f"{each!r} is not text in the encoding of this terminal; give it as a file")
+            raise UserError(f"{each!r} is not in the encoding of this terminal; use a file")
         if len(path.parts) > 1 and is_there(path.is_dir):  # without a separator it may be a text
             raise UserError(f"{path} is a folder; give its files")
         if is_there(path.is_file):
             yield from inputs_of_file(path, per, config)
-        elif suffix_of(path) in FORMATS and not re.search(r"\s", each):  # hardly a text
-            raise UserError(f"there is no file {each!r}; give a text, a file, or something on standard input")
+        elif suffix_of(path) in FORMATS and not re.search(r"\s", each):  # looks like a file name
+            raise UserError(f"there is no file {each!r}; give a text, a file or standard input")
         else:
             yield split_pair(each, config)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text is one: bytes that are none come from the command line as halves of surrogate pairs."""
+    """Whether a command line argument was decoded; undecodable bytes become lone surrogates."""
     return not re.search("[\ud800-\udfff]", text)
 
 
 def is_there(question: Callable[[], bool]) -> bool:
-    """What a path answers; no, if it cannot be one."""
+    """The result of `path.exists` and the like; False if the text cannot be a path."""
     try:
         return question()
-    except (OSError, ValueError):  # a text may be too long for a name, or hold a zero byte
+    except (OSError, ValueError):  # too long for a file name, or with a null byte
         return False
 
 
 def inputs_of_file(path: Path, per: str, config: RunConfig) -> Iterator[Input]:
-    """One input per line, per row of a table, or one for the whole file."""
+    """One input per line or table row, or one for the whole file."""
     check_files(Source((path,), ""))
     kind = FORMATS.get(suffix_of(path), "text" if config.data.format == "auto" else config.data.format)
     if per == "line" and kind in ("jsonl", "csv", "tsv", "parquet"):
@@ -248,17 +249,17 @@ def inputs_of_file(path: Path, per: str, config: RunConfig) -> Iterator[Input]:
         for wanted in (name, columns.pair or name):
             if top_column(wanted, rows.column_names) not in rows.column_names:
                 raise UserError(f"{path} has no column {wanted!r}; it has {', '.join(rows.column_names)}")
-        pairs = iter(all_texts(rows, [columns.pair])) if columns.pair else None
-        yield from (Input(text, next(pairs) if pairs else None) for text in all_texts(rows, [name]))
+        pairs = iter(iterate_texts(rows, [columns.pair])) if columns.pair else None
+        yield from (Input(text, next(pairs) if pairs else None) for text in iterate_texts(rows, [name]))
         return
-    with open_plain(path) as file:
+    with open_decompressed(path) as file:
         yield from inputs_of_stream(file, str(path), per, config)
 
 
 def inputs_of_stream(stream: IO[bytes], name: str, per: str, config: RunConfig) -> Iterator[Input]:
-    """One input per line as it comes, or one for everything, in the encoding of the run's data."""
-    # the ends of lines are those of training, not also the other ones that str.splitlines knows
-    file = io.TextIOWrapper(stream, encoding=without_mark(config.data.encoding))
+    """One input per line, or one for the whole stream, in the encoding of the data of the run."""
+    # line breaks as in training; str.splitlines has more of them
+    file = io.TextIOWrapper(stream, encoding=encoding_without_bom(config.data.encoding))
     try:
         if per == "file":
             yield split_pair(file.read(), config)
@@ -268,11 +269,11 @@ def inputs_of_stream(stream: IO[bytes], name: str, per: str, config: RunConfig) 
         byte = error.object[error.start]
         raise UserError(f"{name}: the byte 0x{byte:02x} is not {config.data.encoding}; convert it with iconv") from None
     finally:
-        file.detach()  # whoever has opened the stream closes it
+        file.detach()  # the caller closes the stream
 
 
 def split_pair(text: str, config: RunConfig) -> Input:
-    """For a run of pairs, the two texts stand with a tab between them."""
+    """An input from a text; for a run on pairs, a tab separates the two texts."""
     if config.data.columns.pair and "\t" in text:
         first, second = text.split("\t", 1)
         return Input(first, second)

@@ -1,4 +1,4 @@
-"""What one sees of a training: a bar with loss and tokens per second, `metrics.jsonl`, and curves."""
+"""Progress of training: a bar with loss and tokens per second, `metrics.jsonl`, and learning curves."""
 
 import json
 import time
@@ -18,20 +18,21 @@ from rich.progress import (
 )
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..files import write_text
 from ..plots.curves import draw_curves
-from .metrics import own_metrics
-from .run import RunFolder, write_text
+from .metrics import task_metrics
+from .run import RunFolder
 
-# where no bar can be drawn, a line is printed no more often than this
+# minimum time between lines when the output is not a terminal
 SECONDS_BETWEEN_LINES = 10.0
 
 
 class MetricsFile(TrainerCallback):
-    """Every loss and every evaluation as a line of `metrics.jsonl`, and as curves."""
+    """Writes every loss and every evaluation to `metrics.jsonl`, and plots them."""
 
     def __init__(self, run: RunFolder, resumed_at: int):
         self.run = run
-        if run.metrics.exists() and PartialState().is_main_process:  # what came after the checkpoint will come again
+        if run.metrics.exists() and PartialState().is_main_process:  # later steps are repeated
             write_text(
                 run.metrics,
                 "".join(json.dumps(line) + "\n" for line in read_metrics(run.metrics) if line["step"] <= resumed_at),
@@ -57,12 +58,12 @@ class MetricsFile(TrainerCallback):
 
 
 def validation_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation under our names."""
-    return {f"validation_{name}": value for name, value in own_metrics(metrics, "eval_").items()}
+    """The metrics of an evaluation, prefixed with `validation_`."""
+    return {f"validation_{name}": value for name, value in task_metrics(metrics, "eval_").items()}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`; one that is damaged, as by a sudden death, is left out."""
+    """The lines of `metrics.jsonl`; damaged lines, as after a crash, are skipped."""
     lines = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -75,13 +76,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class Bar(TrainerCallback):
-    """A progress bar on a terminal, now and then a line elsewhere."""
+    """A progress bar on a terminal, an occasional line elsewhere."""
 
     def __init__(self, console: Console):
         self.console, self.last_line = console, 0.0
         self.progress: Progress | None = None
         self.training = self.evaluation = TaskID(0)
-        self.shown = ""
+        self.status = ""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -92,7 +93,7 @@ class Bar(TrainerCallback):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
+            TextColumn("{task.fields[status]}"),
         )
         self.progress = Progress(
             *columns,
@@ -102,8 +103,10 @@ class Bar(TrainerCallback):
             transient=True,
             refresh_per_second=2,
         )
-        self.training = self.progress.add_task("training", total=state.max_steps, completed=state.global_step, shown="")
-        self.evaluation = self.progress.add_task("evaluating", visible=False, shown="")
+        self.training = self.progress.add_task(
+            "training", total=state.max_steps, completed=state.global_step, status=""
+        )
+        self.evaluation = self.progress.add_task("evaluating", visible=False, status="")
         self.progress.start()
 
     def on_step_end(self, args, state: TrainerState, control, **kwargs: Any) -> None:
@@ -118,13 +121,13 @@ class Bar(TrainerCallback):
         if not logs or "loss" not in logs:
             return
         speed = logs.get("tokens_per_second")
-        self.shown = f"loss {logs['loss']:.4f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
+        self.status = f"loss {logs['loss']:.4f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
         if self.progress:
-            self.progress.update(self.training, shown=self.shown)
+            self.progress.update(self.training, status=self.status)
         elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
             self.console.print(
-                f"step {state.global_step}/{state.max_steps}  {self.shown}", highlight=False, soft_wrap=True
+                f"step {state.global_step}/{state.max_steps}  {self.status}", highlight=False, soft_wrap=True
             )
 
     def on_evaluate(
@@ -132,10 +135,9 @@ class Bar(TrainerCallback):
     ) -> None:
         if self.progress:
             self.progress.reset(self.evaluation, visible=False)
+        found = format_metrics(validation_metrics(metrics or {}))
         self.console.print(
-            f"step {state.global_step}/{state.max_steps}  {self.shown}  {format_metrics(validation_metrics(metrics or {}))}",
-            highlight=False,
-            soft_wrap=True,
+            f"step {state.global_step}/{state.max_steps}  {self.status}  {found}", highlight=False, soft_wrap=True
         )
 
     def on_train_end(self, args, state, control, **kwargs: Any) -> None:
@@ -148,7 +150,7 @@ class Bar(TrainerCallback):
 
 
 def format_metrics(metrics: dict[str, Any]) -> str:
-    """Numbers in a line, counts and signatures left out.
+    """Metrics as one line, without counts and signatures.
 
     >>> format_metrics({"validation_loss": 0.51234, "validation_tokens": 10})
     'validation loss 0.5123'

@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, who may write there, and whether it fits the configuration."""
+"""The run folder: its files, its lock, and whether it fits the configuration."""
 
 import json
 import os
@@ -11,24 +11,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ..errors import UserError
+from ..files import check_writable, lock, write_text
 from ..yaml_loader import parse_yaml
 from .checkpoint import checkpoints_in
 from .config import CONFIG_NAME, RunConfig, config_from_dict, config_to_dict, to_yaml
 
-# raise it when a folder of before can no longer be read
+# increase when older run folders can no longer be read
 RUN_FORMAT = 1
-# what may change between the beginning of a run and its resumption, since the result does not depend on it
+# keys that may change when a run is resumed, because the result does not depend on them
 CHANGEABLE_KEYS = {
     *("run", "data.workers", "data.cache", "training.report", "training.keep", "training.device"),
     *("training.log_every", "training.save_every", "training.evaluation_batch_size"),
 }
+OTHER_FOLDER = "choose another folder with run=FOLDER"
 
 
 class RunFolder:
-    """What lies where in the folder of a run."""
+    """Paths in a run folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -47,74 +47,66 @@ class RunFolder:
     def is_finished(self) -> bool:
         return self.result.is_file() and self.model.is_dir()
 
+    @property
+    def resumable_config(self) -> RunConfig | None:
+        """The stored configuration if the run has a checkpoint or is finished; None if it can still begin anew."""
+        has_begun = self.is_finished or checkpoints_in(self.checkpoints)
+        return stored_config(self.folder) if self.config.is_file() and has_begun else None
+
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else may write here meanwhile; the lock ends with the process, however that ends."""
-        make_folder(self.folder)
-        lock = FileLock(self.folder / ".lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise UserError(
-                f"another run is writing to {self.folder}; wait until it has ended, or give run=ANOTHER_FOLDER"
-            ) from None
-        except OSError as error:
-            raise UserError(f"{self.folder} cannot be written ({error.strerror}); give run=ANOTHER_FOLDER") from None
-        try:
+        """Create the folder and hold its lock."""
+        check_writable(self.folder, OTHER_FOLDER)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        message = f"another process is writing to {self.folder}; wait until it ends, or {OTHER_FOLDER}"
+        with lock(self.folder / ".lock", message):
             yield
-        finally:
-            lock.release()
 
     def begin(self, config: RunConfig) -> None:
-        """Store the configuration, or see that it is the one that is stored."""
-        if not self.config.exists():
-            # a full disk may have ended an earlier attempt after its first file
-            first = ("environment.json",)
-            if others := [
-                path.name for path in self.folder.iterdir() if path.name not in first and not path.name.startswith(".")
-            ]:
-                raise UserError(
-                    f"{self.folder} is not the folder of a run, but holds {others[0]!r}; give run=ANOTHER_FOLDER"
-                )
+        """Store the configuration, or check it against the stored one if the run is resumed."""
+        if self.config.exists():
+            check_format(self.folder)
+        else:
+            # an earlier attempt may have failed after its first file
+            others = [path.name for path in self.folder.iterdir() if not path.name.startswith(".")]
+            if foreign := [name for name in others if name != self.environment.name]:
+                raise UserError(f"{self.folder} is not a run folder: it contains {foreign[0]!r}; {OTHER_FOLDER}")
+        stored = self.resumable_config
+        if stored is None:
             write_text(self.environment, json.dumps(environment(), indent=1))
-            write_text(self.config, to_yaml(config))
-            return
-        check_format(self.folder)
-        if not self.is_finished and not checkpoints_in(
-            self.checkpoints
-        ):  # an attempt that failed; nothing belongs to it
-            write_text(self.environment, json.dumps(environment(), indent=1))
-            write_text(self.config, to_yaml(config))
-        elif different := differences(stored_config(self.folder), config):
+        elif different := differences(stored, config):
             key, before, now = different[0]
-            more = f" and {len(different) - 1} more differences" if len(different) > 1 else ""
+            more = f" (and {len(different) - 1} more differences)" if len(different) > 1 else ""
             raise UserError(
-                f"{self.folder} holds a run with {key}={before}, now {key}={now} is wanted{more}; "
-                "give run=ANOTHER_FOLDER, or remove that one"
+                f"{self.folder} contains a run with {key}={before}, but {key}={now} is requested{more}; "
+                f"{OTHER_FOLDER}, or delete the old one"
             )
+        # older versions stored `auto`; from now on the precision of such a run is fixed
+        if stored is None or (stored.training.precision == "auto" and not self.is_finished):
+            write_text(self.config, to_yaml(config))
 
     def begin_with(self, facts: dict[str, Any]) -> None:
-        """Store what the data are like, or see that they still are: files may have changed since a run began."""
+        """Store facts about the data, or check them if the run is resumed: files may have changed in the meantime."""
         if self.data.is_file() and checkpoints_in(self.checkpoints):
             if json.loads(self.data.read_text(encoding="utf-8")) != facts:
                 raise UserError(
-                    f"the data have changed since the run in {self.folder} began: other texts, tokens or labels come of them now; "
-                    "put the old ones back, or give run=ANOTHER_FOLDER"
+                    f"the data have changed since the run in {self.folder} began: they give other texts, tokens or "
+                    f"labels; restore the old data, or {OTHER_FOLDER}"
                 )
         else:
             write_text(self.data, json.dumps(facts, ensure_ascii=False))
 
 
 def open_run(folder: Path) -> tuple[RunFolder, RunConfig]:
-    """A trained run, for `evaluate` and `predict`."""
+    """Open a finished run, for `evaluate` and `predict`."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; give the folder of a run, as `linformer train` has named it")
+        raise UserError(f"there is no folder {folder}; give a run folder, as printed by `linformer train`")
     if not (folder / CONFIG_NAME).is_file():
-        raise UserError(f"{folder} is not the folder of a run: it has no {CONFIG_NAME}")
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG_NAME}")
     check_format(folder)
     run = RunFolder(folder)
     if not run.is_finished:
-        raise UserError(f"the run in {folder} is not finished; `linformer train {run.config}` goes on with it")
+        raise UserError(f"the run in {folder} is not finished; resume it with `linformer train {run.config}`")
     return run, stored_config(folder)
 
 
@@ -123,38 +115,40 @@ def stored_config(folder: Path) -> RunConfig:
     path = folder / CONFIG_NAME
     tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(tree, dict):
-        raise UserError(f"{path} is damaged: it holds no keys")
-    # the folder may have been moved since
+        raise UserError(f"{path} is damaged: it has no keys")
+    # the folder may have been moved
     return config_from_dict({**tree, "run": str(folder)})
 
 
 def check_format(folder: Path) -> None:
-    """Refuse the folder of another version, before its files are misread."""
+    """Raise `UserError` if an incompatible version wrote the folder."""
     path = folder / "environment.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         number, version = found["run_format"], found["packages"]["linformer-kit"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is missing or damaged: it says which version wrote the run") from None
+        raise UserError(f"{path} is missing or damaged; it records the version that wrote the run") from None
     if number != RUN_FORMAT:
         raise UserError(
             f"{folder} was written by linformer-kit {version} in format {number}; this is version "
-            f"{metadata.version('linformer-kit')}, which reads format {RUN_FORMAT}. Install that version, or train again"
+            f"{metadata.version('linformer-kit')}, which reads format {RUN_FORMAT}. "
+            "Install that version, or train again"
         )
 
 
 def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
-    """The keys whose values differ and matter."""
+    """The keys with different values that affect the result, each with both values."""
     old, new = dict(flatten_keys(config_to_dict(before))), dict(flatten_keys(config_to_dict(now)))
+    ignored = CHANGEABLE_KEYS | ({"training.precision"} if before.training.precision == "auto" else set())
     return [
         (key, old.get(key), new.get(key))
         for key in {**old, **new}
-        if key not in CHANGEABLE_KEYS and old.get(key) != new.get(key)
+        if key not in ignored and old.get(key) != new.get(key)
     ]
 
 
 def flatten_keys(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a tree with the path to it."""
+    """All values of a nested dictionary, each with its dotted path."""
     for key, value in tree.items():
         name = f"{path}.{key}" if path else key
         if isinstance(value, dict):
@@ -164,7 +158,7 @@ def flatten_keys(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, An
 
 
 def environment() -> dict[str, Any]:
-    """What the run was made with."""
+    """Versions, system and command of the run."""
     packages = ("linformer-kit", "torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
     return {
         "run_format": RUN_FORMAT,
@@ -175,22 +169,3 @@ def environment() -> dict[str, Any]:
         "command": " ".join(["linformer", *sys.argv[1:]]),
         "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-
-
-def make_folder(folder: Path) -> None:
-    """Create a folder, or say why that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(None, "Permission denied")
-    except FileExistsError:
-        raise UserError(f"{folder} is a file; give run=ANOTHER_FOLDER") from None
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}); give run=ANOTHER_FOLDER") from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """A file that is either as before or as wanted."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)

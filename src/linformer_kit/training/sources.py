@@ -1,4 +1,4 @@
-"""Finding: which files lie behind `data.path`, in which format, and for which split."""
+"""Finds the files of `data.path`, their format and their splits."""
 
 import re
 from collections.abc import Iterable
@@ -19,13 +19,13 @@ FORMATS = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
-# what people call their splits
+# common names of splits
 ALIASES = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of one split; `label`, if given, is the class of all of them, after the folder they lie in."""
+    """Files of one split; `label`, if not None, is the label of all of them, from the name of their folder."""
 
     files: tuple[Path, ...]
     format: str
@@ -33,7 +33,7 @@ class Source:
 
 
 def find_sources(data: DataConfig, task: str) -> dict[str, list[Source]] | None:
-    """The local files of each split; None if `data.path` is not on this machine and so must be a name on the hub."""
+    """The local files of each split; None if `data.path` is not a local path but a name on the Hub."""
     assert data.path is not None
     path = Path(data.path).expanduser()
     if path.is_file():
@@ -49,26 +49,26 @@ def find_sources(data: DataConfig, task: str) -> dict[str, list[Source]] | None:
     for split, names in (*ALIASES.items(), (data.train, (data.train,)), (data.validation, ()), (data.test, ())):
         if split is not None and (sources := sources_of_split(path, (*names, split), data, task)):
             found[split] = sources
-    if not found and (sources := sources_in(path, data, task)):  # no file is named after a split: all are for training
+    if not found and (sources := sources_in(path, data, task)):  # no file is named after a split
         found[data.train] = sources
     if not found:
         raise UserError(
-            f"data.path is {data.path!r}: the folder holds no files of the kinds {', '.join(FORMATS)} (or these with .gz)"
+            f"data.path is {data.path!r}, a folder without files of the types {', '.join(FORMATS)} (or with .gz)"
         )
     return found
 
 
 def sources_of_split(folder: Path, names: tuple[str, ...], data: DataConfig, task: str) -> list[Source]:
-    """The files that are named after a split, such as train.jsonl.gz, Train-00000.parquet, imdb_test.csv or all of train/."""
+    """The files named after a split, such as train.jsonl.gz, Train-00000.parquet, imdb_test.csv, or those in train/."""
     for below in sorted(folder.iterdir()):
         if below.is_dir() and (below.name in names or below.name.lower() in names):
             return sources_in(below, data, task)
     files = [path for path in data_files(folder, data) if split_named_by(path, data) in names]
-    return [Source(tuple(files), one_format(files, folder, data))] if files else []
+    return [Source(tuple(files), common_format(files, folder, data))] if files else []
 
 
 def split_named_by(path: Path, data: DataConfig) -> str | None:
-    """The name of a split that a file's name is, begins with or ends in."""
+    """The split name that a file name equals, begins with or ends with."""
     known = {data.train, data.validation, data.test, *chain(*ALIASES.values())}
     stem = path.name.split(".")[0]
     words = re.split("[-_]", stem)
@@ -76,35 +76,35 @@ def split_named_by(path: Path, data: DataConfig) -> str | None:
 
 
 def sources_in(folder: Path, data: DataConfig, task: str) -> list[Source]:
-    """All files of a folder; for classification, a sub-folder of text files is a class."""
+    """All files of a folder; for classification, each subfolder of text files is a class."""
     files = data_files(folder, data)
     below = {path.name: data_files(path, data) for path in sorted(folder.iterdir()) if path.is_dir()}
     by_class = {name: found for name, found in below.items() if found}
-    # lists of what there is may lie beside the folders of two classes and more
-    if task == "classification" and len(by_class) > (1 if files else 0) and only_text(chain(*by_class.values()), data):
+    # next to two or more class folders, other files are ignored, such as an index
+    if task == "classification" and len(by_class) > (1 if files else 0) and all_text(chain(*by_class.values()), data):
         return [Source(tuple(found), "text", label) for label, found in by_class.items()]
     if files:
-        return [Source(tuple(files), one_format(files, folder, data))]
+        return [Source(tuple(files), common_format(files, folder, data))]
     files = [path for deeper in sorted(folder.rglob("*")) if deeper.is_dir() for path in data_files(deeper, data)]
-    return [Source(tuple(files), one_format(files, folder, data))] if files else []
+    return [Source(tuple(files), common_format(files, folder, data))] if files else []
 
 
-def only_text(files: Iterable[Path], data: DataConfig) -> bool:
+def all_text(files: Iterable[Path], data: DataConfig) -> bool:
     return all(format_of(path, data) == "text" for path in files)
 
 
-def one_format(files: list[Path], folder: Path, data: DataConfig) -> str:
-    """The format that all of some files have."""
+def common_format(files: list[Path], folder: Path, data: DataConfig) -> str:
+    """The common format of some files."""
     formats = {format_of(path, data) for path in files}
     if len(formats) > 1:
         raise UserError(
-            f"{folder} holds files of several kinds ({', '.join(sorted(formats))}); keep one, or set data.format"
+            f"{folder} contains files of several formats ({', '.join(sorted(formats))}); keep one, or set data.format"
         )
     return formats.pop()
 
 
 def data_files(folder: Path, data: DataConfig) -> list[Path]:
-    """The files of a folder that can be read, by name."""
+    """The data files of a folder, sorted by name."""
     return [
         path
         for path in sorted(folder.iterdir())
@@ -114,28 +114,26 @@ def data_files(folder: Path, data: DataConfig) -> list[Path]:
 
 
 def suffix_of(path: Path) -> str:
-    """The ending that tells the format, behind which `.gz` may stand."""
+    """The file extension without `.gz`."""
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def format_of(path: Path, data: DataConfig) -> str:
-    """How a file is to be read."""
+    """The format of a file."""
     if data.format != "auto":
         return data.format
     if suffix_of(path) not in FORMATS:
-        raise UserError(
-            f"{path}: the ending does not tell the format; allowed: {', '.join(FORMATS)}, or set data.format"
-        )
+        raise UserError(f"{path}: unknown file extension; allowed: {', '.join(FORMATS)}, or set data.format")
     if path.suffix == ".gz" and suffix_of(path) == ".parquet":
-        raise UserError(f"{path}: Parquet is compressed by itself and not read from inside gzip; unpack it with gunzip")
+        raise UserError(f"{path}: Parquet files cannot be read from gzip; decompress it with gunzip")
     return FORMATS[suffix_of(path)]
 
 
-# what they are for
+# roles of splits
 
 
 def split_roles(data: DataConfig, found: list[str]) -> dict[str, str]:
-    """Which of the splits that were found is for what."""
+    """The split for each role: train, validation and test."""
     roles = {}
     for role, wanted in (("train", data.train), ("validation", data.validation), ("test", data.test)):
         names = (wanted,) if wanted is not None else ALIASES[role]
@@ -149,10 +147,10 @@ def split_roles(data: DataConfig, found: list[str]) -> dict[str, str]:
 
 
 def describe_sources(config: RunConfig) -> str:
-    """Which file is for what."""
+    """The files of each role, for printing."""
     sources = find_sources(config.data, config.task)
     if sources is None:
-        return f"{config.data.path} on the hub"
+        return f"{config.data.path} on the Hub"
     parts = []
     for role, split in split_roles(config.data, list(sources)).items():
         first, *others = [path.name for source in sources[split] for path in source.files]

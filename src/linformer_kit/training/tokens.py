@@ -1,4 +1,4 @@
-"""Rows of text become rows of tokens: whole texts cut to what the model takes, or running text packed without a gap."""
+"""Tokenizes rows of text: texts truncated to the maximum length, or running text packed into blocks."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..errors import UserError
 from .config import RunConfig
-from .data import is_language_model, readable, texts
+from .data import is_language_model, read_stream, texts
 from .labels import class_names, labels_of
 from .model import max_length
 from .tokenizer import end_token
@@ -25,7 +25,7 @@ TOKENS = datasets.List(datasets.Value("int32"))
 def tokenize(
     rows: datasets.Dataset, config: RunConfig, tokenizer: PreTrainedTokenizerFast, labels: list[str], role: str
 ) -> Any:
-    """Rows of tokens: `input_ids`, `length` before anything was cut, and what the task needs beside."""
+    """Tokenize a split: `input_ids`, `length` before truncation, and the columns that the task needs."""
     numbers = {name: number for number, name in enumerate(labels)}
     columns: dict[str, Any] = {"input_ids": TOKENS, "length": datasets.Value("int64")}
     if config.task == "classification":
@@ -35,7 +35,7 @@ def tokenize(
         }
     if config.task == "translation":
         columns |= {"labels": TOKENS, "target_length": datasets.Value("int64")}
-        if role != "train":  # for BLEU, which is of texts
+        if role != "train":  # texts, for BLEU
             columns |= {"source": datasets.Value("string"), "target": datasets.Value("string")}
     return rows.map(
         lambda batch: tokenized_batch(batch, config, tokenizer, numbers, role, class_names(rows, config)),
@@ -44,7 +44,7 @@ def tokenize(
         remove_columns=rows.column_names,
         features=datasets.Features(columns),
         num_proc=config.data.workers if config.data.workers > 1 else None,
-        # our own folder is the cache; hashing a tokenizer is slow and says little
+        # the result is cached by `prepare`; hashing a tokenizer is slow
         new_fingerprint=os.urandom(8).hex(),
         desc=f"tokenizing {role}",
     )
@@ -58,25 +58,26 @@ def tokenized_batch(
     role: str,
     names: list[str] | None = None,
 ) -> dict[str, list]:
-    """A batch of rows as tokens; `numbers` are those of the labels, `names` what the data calls its numbers."""
+    """Tokenize a batch; `numbers` maps labels to indices, `names` are the class names in the data."""
     columns, longest = config.data.columns, max_length(config)
     if config.task == "classification":
         found = labels_of(batch, columns.label, names)
         for name in found:
             if name not in numbers:
                 raise UserError(
-                    f"the {role} split has the label {name!r}, which the training split does not have; it has {few_of(numbers)}"
+                    f"the {role} split has the label {name!r}, which the training split does not have; "
+                    f"known labels: {format_names(numbers)}"
                 )
         pairs = texts(batch, columns.pair) if columns.pair else None
         encoded = classified_texts(tokenizer, texts(batch, columns.text), pairs, longest)
         return {**encoded, "labels": [numbers[name] for name in found]}
     if config.task == "translation":
         translated = list(zip(texts(batch, columns.source), texts(batch, columns.target), strict=True))
-        if role == "train":  # there is nothing to learn from half a pair
+        if role == "train":  # skip pairs with an empty text
             translated = [both for both in translated if all(text.strip() for text in both)]
         sources, targets = [source for source, _ in translated], [target for _, target in translated]
-        input_ids, lengths = ended(tokenizer, sources, longest)
-        labels, target_lengths = ended(tokenizer, targets, longest)
+        input_ids, lengths = tokenize_with_end(tokenizer, sources, longest)
+        labels, target_lengths = tokenize_with_end(tokenizer, targets, longest)
         rows: dict[str, list] = {
             "input_ids": input_ids,
             "length": lengths,
@@ -84,58 +85,59 @@ def tokenized_batch(
             "target_length": target_lengths,
         }
         return rows if role == "train" else {**rows, "source": sources, "target": targets}
-    ids, lengths = ended(tokenizer, [text for text in texts(batch, columns.text) if text.strip()], None)
+    lines = [text for text in texts(batch, columns.text) if text.strip()]
+    ids, lengths = tokenize_with_end(tokenizer, lines, None)
     return {"input_ids": ids, "length": lengths}
 
 
-def few_of(names: Iterable[str], most: int = 10) -> str:
-    """The first names, and how many more there are.
+def format_names(names: Iterable[str], limit: int = 10) -> str:
+    """The first names and the number of the others.
 
-    >>> few_of("abc"), few_of("abc", most=2)
+    >>> format_names("abc"), format_names("abc", limit=2)
     ('a, b, c', 'a, b and 1 more')
     """
-    first, more = list(names)[:most], len(list(names)) - most
+    first, more = list(names)[:limit], len(list(names)) - limit
     return ", ".join(first) + (f" and {more:,} more" if more > 0 else "")
 
 
-# whole texts
+# texts
 
 
 def classified_texts(
     tokenizer: PreTrainedTokenizerFast, first: list[str], pairs: list[str] | None, longest: int
 ) -> dict[str, list]:
-    """Texts, or pairs of them, between the tokenizer's special tokens, cut to `longest`."""
+    """Tokenize texts or pairs with the special tokens of the tokenizer, truncated to `longest` tokens."""
     parts = [
-        classified_few(tokenizer, first[rows], None if pairs is None else pairs[rows], longest)
-        for rows in few_at_a_time(first)
+        classified_batch(tokenizer, first[rows], None if pairs is None else pairs[rows], longest)
+        for rows in text_batches(first)
     ]
     return {name: [row for part in parts for row in part[name]] for name in parts[0]}
 
 
-def classified_few(
+def classified_batch(
     tokenizer: PreTrainedTokenizerFast, first: list[str], pairs: list[str] | None, longest: int
 ) -> dict[str, list]:
-    """The same of texts that are not too many."""
-    wanted = {"return_attention_mask": False, "return_token_type_ids": pairs is not None, "verbose": False}
-    encoded = dict(tokenizer(first, pairs, **wanted))
+    """`classified_texts` for one batch."""
+    options = {"return_attention_mask": False, "return_token_type_ids": pairs is not None, "verbose": False}
+    encoded = dict(tokenizer(first, pairs, **options))
     encoded["length"] = [len(ids) for ids in encoded["input_ids"]]
     for row in (row for row, length in enumerate(encoded["length"]) if length > longest):
-        # of a pair, the longer text gives way first; in lists, since an empty second text alone would count as none
-        cut = tokenizer(
-            [first[row]], None if pairs is None else [pairs[row]], truncation=True, max_length=longest, **wanted
+        # truncates the longer text of a pair first; as lists, because a single empty second text would be ignored
+        truncated = tokenizer(
+            [first[row]], None if pairs is None else [pairs[row]], truncation=True, max_length=longest, **options
         )
-        for name, values in cut.items():
+        for name, values in truncated.items():
             encoded[name][row] = values[0]
     return encoded
 
 
-def ended(
+def tokenize_with_end(
     tokenizer: PreTrainedTokenizerFast, lines: list[str], longest: int | None
 ) -> tuple[list[list[int]], list[int]]:
-    """Texts as tokens with an end behind each, cut to `longest`; and their lengths before that."""
+    """(ids, lengths before truncation) of texts with an end token each, truncated to `longest` tokens."""
     end = end_token(tokenizer)
     tokens, lengths = [], []
-    for rows in few_at_a_time(lines):
+    for rows in text_batches(lines):
         for ids in tokenizer(lines[rows], add_special_tokens=False, return_attention_mask=False, verbose=False)[
             "input_ids"
         ]:
@@ -144,10 +146,13 @@ def ended(
     return tokens, lengths
 
 
-def few_at_a_time(lines: list[str], characters: int = 1_000_000) -> Iterator[slice]:
-    """Rows of together about so many characters: a tokenizer needs a hundred times the memory of its texts.
+ended = tokenize_with_end  # the name that report/weights.py imports
 
-    >>> list(few_at_a_time(["aaa", "a", "a", "aaaaa"], characters=3))
+
+def text_batches(lines: list[str], characters: int = 1_000_000) -> Iterator[slice]:
+    """Slices of at most about so many characters: a tokenizer needs a hundred times the memory of its texts.
+
+    >>> list(text_batches(["aaa", "a", "a", "aaaaa"], characters=3))
     [slice(0, 1, None), slice(1, 3, None), slice(3, 4, None)]
     """
     start, taken = 0, 0
@@ -160,8 +165,8 @@ def few_at_a_time(lines: list[str], characters: int = 1_000_000) -> Iterator[sli
         yield slice(start, len(lines))
 
 
-def counted(tokens: datasets.Dataset, longest: int) -> dict[str, Any]:
-    """How long the texts of a split are, and how much of them had to be cut."""
+def length_statistics(tokens: datasets.Dataset, longest: int) -> dict[str, Any]:
+    """Lengths of the texts of a split, and how much of them was truncated."""
     result: dict[str, Any] = {}
     for name in ("length", "target_length"):
         if name not in tokens.column_names:
@@ -184,7 +189,7 @@ def counted(tokens: datasets.Dataset, longest: int) -> dict[str, Any]:
 
 
 def digest(tokens: datasets.Dataset) -> str:
-    """The same for the same tokens and labels in the same order."""
+    """A hash of tokens and labels in their order."""
     found = hashlib.sha256()
     names = [name for name in ("input_ids", "token_type_ids", "labels") if name in tokens.column_names]
     for batch in tokens.select_columns(names).with_format("arrow").iter(10_000):
@@ -199,8 +204,8 @@ def digest(tokens: datasets.Dataset) -> str:
 # running text
 
 
-def packed(tokens: datasets.Dataset, length: int, path: Path) -> datasets.Dataset:
-    """Running text, cut into pieces of `length` tokens with nothing lost between them; the last piece may be shorter."""
+def pack(tokens: datasets.Dataset, length: int, path: Path) -> datasets.Dataset:
+    """Divide running text into blocks of `length` tokens without gaps; the last block may be shorter."""
     with ArrowWriter(path=str(path), features=datasets.Features({"input_ids": TOKENS})) as writer:
         for block in blocks((array_of(batch) for batch in tokens.with_format("arrow").iter(1000)), length):
             writer.write_table(block)
@@ -211,7 +216,7 @@ def packed(tokens: datasets.Dataset, length: int, path: Path) -> datasets.Datase
 def stream(
     config: RunConfig, tokenizer: PreTrainedTokenizerFast, rows: datasets.IterableDataset
 ) -> datasets.IterableDataset:
-    """Rows that are read, tokenized and, for running text, packed as training asks for them."""
+    """Rows that are read, tokenized and, for running text, packed during training."""
     names, longest = rows.column_names, max_length(config)
     rows = rows.map(
         lambda batch: tokenized_batch(batch, config, tokenizer, {}, "train"),
@@ -221,37 +226,37 @@ def stream(
     )
     if is_language_model(config.task):
         rows = rows.map(
-            lambda batch: packed_batch(batch, longest), batched=True, batch_size=1000, remove_columns=["length"]
+            lambda batch: pack_batch(batch, longest), batched=True, batch_size=1000, remove_columns=["length"]
         )
-    if next(readable(rows), None) is None:
+    if next(read_stream(rows), None) is None:
         raise UserError(
-            "the stream ends before the first training example; give more text, or hold out less with data.streaming_validation, "
-            f"now {config.data.streaming_validation}"
+            "the stream ends before the first training example; provide more text, or decrease "
+            f"data.streaming_validation, now {config.data.streaming_validation}"
         )
     return rows.shuffle(seed=config.seed, buffer_size=config.data.shuffle_buffer)
 
 
-def packed_batch(batch: dict[str, list], length: int) -> dict[str, list]:
-    """A thousand texts as pieces of `length` tokens; the last piece may be shorter."""
+def pack_batch(batch: dict[str, list], length: int) -> dict[str, list]:
+    """Divide a batch of texts into blocks of `length` tokens; the last block may be shorter."""
     tables = blocks((np.asarray(ids, np.int32) for ids in batch["input_ids"]), length)
     return {"input_ids": [row for table in tables for row in table.column("input_ids").to_pylist()]}
 
 
 def blocks(arrays: Iterator[np.ndarray], length: int) -> Iterator[pa.Table]:
-    """Tables of rows of `length` tokens."""
+    """Tables with rows of `length` tokens."""
     rest = np.zeros(0, np.int32)
     for array in arrays:
         rest = np.concatenate([rest, array])
-        whole = len(rest) // length * length
-        if whole:
-            yield table_of_rows(rest[:whole], np.arange(0, whole + 1, length))
-            rest = rest[whole:]
-    if len(rest) > 1:  # a single token has nothing to be guessed from
+        full = len(rest) // length * length
+        if full:
+            yield table_of_rows(rest[:full], np.arange(0, full + 1, length))
+            rest = rest[full:]
+    if len(rest) > 1:  # a single token has no context
         yield table_of_rows(rest, np.array([0, len(rest)]))
 
 
 def array_of(batch: pa.Table) -> np.ndarray:
-    """The tokens of many rows, one after the other."""
+    """The concatenated tokens of all rows."""
     return batch.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
 
 

@@ -1,4 +1,4 @@
-"""Training a run, from its configuration to a model on disk; the same call goes on with a run that was stopped or died."""
+"""Training a run, from its configuration to a saved model; the same call resumes an interrupted run."""
 
 import json
 import logging
@@ -22,35 +22,40 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
 from ..errors import Stopped, UserError
+from ..files import write_text
 from ..process_memory import peak_resident
 from .announce import announce
-from .arguments import is_on_gpu, training_arguments
-from .batches import Change, Examples, Padding, Stream, change_of, lengths_of
-from .checkpoint import PREFIX, damage, latest_whole, not_written, remove_beyond, step_of, written_whole
+from .arguments import resolve_hardware, training_arguments
+from .batches import Examples, PaddingCollator, Stream, Transform, row_lengths, task_transform
+from .checkpoint import PREFIX, atomic_checkpoint, find_damage, latest_intact, remove_newer, step_of, write_error
 from .config import RunConfig
 from .metrics import translation_metrics
 from .model import MODELS, build_model
 from .prepare import Prepared, prepare
 from .progress import Bar, MetricsFile, format_metrics, validation_metrics
-from .run import RunFolder, write_text
-from .trainer import Flow, Interrupted, LinformerTrainer, evaluation_is_due
+from .run import RunFolder
+from .trainer import EvaluationInterrupted, FlowCallback, LinformerTrainer, TrainingComplete, evaluation_is_due
 from .translate import batch_size_of, translations
 
-# a stream has no epochs to evaluate after
+# steps between evaluations of a stream, which has no epochs
 STREAM_EVALUATES_EVERY = 1000
 
 
 def train(config: RunConfig, console: Console) -> Path:
-    """Train, or go on training; the folder of the run."""
-    state = PartialState(cpu=not is_on_gpu(config.training))
+    """Train a run, or resume it; returns its folder."""
+    run = RunFolder(config.folder)
+    resumed = run.resumable_config
+    config = resolve_hardware(config, resumed)
+    state = PartialState(cpu=config.training.device == "cpu")
     if not state.is_main_process:
         console = Console(quiet=True)
-    run = RunFolder(config.folder)
     quiet_libraries()
-    with one_process_begins(run, config, state):
+    with locked_by_main_process(run, config, state):
         if run.is_finished:
             console.print(f"The run in {run.folder} is finished.", highlight=False, soft_wrap=True)
             return run.folder
+        if resumed is not None:
+            announce_hardware_change(resumed, config, console)
         with state.main_process_first():
             prepared = prepare(config, console)
         if state.is_main_process:
@@ -60,19 +65,31 @@ def train(config: RunConfig, console: Console) -> Path:
     return run.folder
 
 
+def announce_hardware_change(before: RunConfig, now: RunConfig, console: Console) -> None:
+    """Print a line if a run is resumed on another device than it began on, or if its precision was not recorded."""
+    old, new = before.training, now.training
+    if old.precision == "auto":
+        line = f"An older version stored training.precision=auto. The run resumes on {new.device} in {new.precision}."
+    elif old.device not in ("auto", new.device):
+        line = f"The run began on {old.device} and resumes on {new.device}. It keeps its precision, {new.precision}."
+    else:
+        return
+    console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 def quiet_libraries() -> None:
-    """What the libraries say of themselves, we say better or not at all."""
+    """Silence the libraries' own messages and progress bars."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    # tokenizers warns when a process with threads forks, which datasets does
+    # tokenizers warns when a process with threads forks, as datasets does
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
 @contextmanager
-def one_process_begins(run: RunFolder, config: RunConfig, state: PartialState) -> Iterator[None]:
-    """The main process holds the folder and stores the configuration before the others look."""
+def locked_by_main_process(run: RunFolder, config: RunConfig, state: PartialState) -> Iterator[None]:
+    """The main process locks the run folder and stores the configuration before the others continue."""
     if not state.is_main_process:
         state.wait_for_everyone()
         yield
@@ -86,119 +103,130 @@ def one_process_begins(run: RunFolder, config: RunConfig, state: PartialState) -
 # making the trainer
 
 
-def make_trainer(config: RunConfig, prepared: Prepared, run: RunFolder) -> tuple[LinformerTrainer, Flow]:
-    """Model, examples, order, schedule: all that follows from the configuration."""
+def make_trainer(config: RunConfig, prepared: Prepared, run: RunFolder) -> tuple[LinformerTrainer, FlowCallback]:
+    """Build the model, the examples and the trainer from the configuration."""
     set_seed(config.seed)
     model = build_model(config, prepared.tokenizer, prepared.labels)
-    change = change_of(config, prepared.tokenizer)
+    transform = task_transform(config, prepared.tokenizer)
     train_rows, validation = prepared.splits["train"], prepared.splits["validation"]
-    examples = (Stream if config.data.streaming else Examples)(train_rows, change, config.seed)
+    examples = (Stream if config.data.streaming else Examples)(train_rows, transform, config.seed)
     per_epoch = None if config.data.streaming else steps_per_epoch(len(train_rows), config)
     steps = config.training.steps or math.ceil((config.training.epochs or 3) * (per_epoch or 0))
     evaluate_every = min(config.training.evaluate_every or per_epoch or STREAM_EVALUATES_EVERY, steps)
-    flow = Flow(config, evaluate_every)
+    flow = FlowCallback(config, evaluate_every)
     trainer = LinformerTrainer(
         config=config,
         keep=config.training.keep,
         model=model,
         args=training_arguments(config, run, steps),
-        data_collator=Padding(prepared.tokenizer.pad_token_id),
+        data_collator=PaddingCollator(prepared.tokenizer.pad_token_id),
         train_dataset=examples,
-        eval_dataset=to_measure_on(validation, change),
+        eval_dataset=evaluation_examples(validation, transform),
         callbacks=[flow],
     )
-    # ours decide when and show what happens
+    # replaced by FlowCallback and Bar
     for callback in (DefaultFlowCallback, PrinterCallback):
         trainer.remove_callback(callback)
     return trainer, flow
 
 
 def steps_per_epoch(examples: int, config: RunConfig) -> int:
-    """Whole batches in the training split."""
+    """Number of full batches in the training split."""
     steps = examples // config.training.batch_size
     if steps == 0:
         raise UserError(
-            f"training.batch_size is {config.training.batch_size}, but there are only {examples} training examples; make it smaller"
+            f"training.batch_size is {config.training.batch_size}, but there are only {examples} training examples; "
+            "use a smaller batch size"
         )
     return steps
 
 
-def to_measure_on(rows: Any, change: Change) -> Examples:
-    """The longest first: little padding, and what does not fit into memory fails at once.
+def evaluation_examples(rows: Any, transform: Transform) -> Examples:
+    """Examples sorted by length, longest first: there is little padding, and a lack of memory shows at once.
 
-    Whatever the seed of the run, the same words are hidden: by others alone, perplexity moves by more than a percent.
+    The masked tokens do not depend on the seed of the run: another choice alone changes perplexity by over 1 %.
     """
-    return Examples(rows.select(np.argsort(-lengths_of(rows), kind="stable")), change, seed=0)
+    return Examples(rows.select(np.argsort(-row_lengths(rows), kind="stable")), transform, seed=0)
 
 
 # running it
 
 
 def run_trainer(
-    trainer: LinformerTrainer, flow: Flow, run: RunFolder, config: RunConfig, prepared: Prepared, console: Console
+    trainer: LinformerTrainer,
+    flow: FlowCallback,
+    run: RunFolder,
+    config: RunConfig,
+    prepared: Prepared,
+    console: Console,
 ) -> None:
-    """Train from the last whole checkpoint on, and finish; or stop on a signal, having saved."""
+    """Train from the last intact checkpoint to the end; a signal saves a checkpoint and stops."""
     resumed = last_checkpoint(run, console)
     state = TrainerState.load_from_json(str(resumed / TRAINER_STATE_NAME)) if resumed else None
     announce(trainer, prepared, config, state, console)
     bar = Bar(console)
     for callback in (MetricsFile(run, state.global_step if state else 0), bar):
         trainer.add_callback(callback)
-    set_seed(config.seed, device_specific=True)  # each process draws its own dropout
+    set_seed(config.seed, device_specific=True)  # dropout differs between processes
     trainer.args.eval_on_start = state is not None and evaluation_is_due(state, flow.evaluate_every)
     begun = time.perf_counter()
-    with flow.listening(), warnings.catch_warnings():
+    with flow.handle_signals(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
-        except Interrupted:
-            # an evaluation that a resumed run makes up for is due again; what was saved for that step is whole
+        except TrainingComplete:
+            pass
+        except EvaluationInterrupted:
+            # if the evaluation was pending when the run was resumed, the checkpoint of its step exists already
             if resumed is None or step_of(resumed) != trainer.state.global_step:
                 trainer._save_checkpoint(trainer.model)
-        except OSError as error:  # metrics and curves; checkpoints tell themselves
-            raise not_written(run.folder, error) from error
+        except OSError as error:  # from metrics and curves; checkpoints raise UserError
+            raise write_error(run.folder, error) from error
         finally:
             bar.close()
     if flow.signal is not None:
         raise Stopped(
             f"Stopped and saved at step {trainer.state.global_step} of {trainer.state.max_steps}. "
-            f"To go on: linformer train {run.config}",
+            f"To resume: linformer train {run.config}",
             128 + flow.signal,
         )
     finish(trainer, run, config, prepared, time.perf_counter() - begun, console)
 
 
 def last_checkpoint(run: RunFolder, console: Console) -> Path | None:
-    """Where to go on; the main process has cleared away what is damaged before the others look."""
+    """The checkpoint to resume from; the main process removes damaged ones before the others look."""
     state = PartialState()
     with state.main_process_first():
         if not run.checkpoints.is_dir():
             return None
-        last = latest_whole(run.checkpoints, console)
+        last = latest_intact(run.checkpoints, console)
         if state.is_main_process:
-            remove_beyond(run.checkpoints, last)
+            remove_newer(run.checkpoints, last)
         return last
 
 
 def best_checkpoint(trainer: LinformerTrainer, run: RunFolder, console: Console) -> tuple[Path, dict[str, Any]]:
-    """The best checkpoint that is whole, and what its evaluation found."""
+    """The best intact checkpoint and its evaluation."""
     key = f"eval_{trainer.args.metric_for_best_model}"
     evaluations = [entry for entry in trainer.state.log_history if key in entry]
     for entry in sorted(evaluations, key=lambda entry: entry[key], reverse=trainer.args.greater_is_better):
         folder = run.checkpoints / f"{PREFIX}{entry['step']}"
-        if (reason := damage(folder)) is None:
+        if (reason := find_damage(folder)) is None:
             return folder, entry
-        if folder.is_dir():  # others have been removed as old
+        if folder.is_dir():  # old checkpoints were removed
             console.print(
-                f"{folder} is damaged: {reason}. The next best is used.", style="yellow", markup=False, soft_wrap=True
+                f"{folder} is damaged: {reason}. Using the next best checkpoint.",
+                style="yellow",
+                markup=False,
+                soft_wrap=True,
             )
-    raise UserError(f"no whole checkpoint is left in {run.checkpoints}; remove {run.folder} and train again")
+    raise UserError(f"{run.checkpoints} has no intact checkpoint; delete {run.folder} and train again")
 
 
 def finish(
     trainer: LinformerTrainer, run: RunFolder, config: RunConfig, prepared: Prepared, seconds: float, console: Console
 ) -> None:
-    """The best weights become `model/`, with their metrics beside them in `result.json`."""
+    """Save the best weights as `model/` and their metrics as `result.json`."""
     best, evaluation = best_checkpoint(trainer, run, console)
     model = MODELS[config.task].from_pretrained(best)
     metrics = validation_metrics(evaluation)
@@ -209,7 +237,7 @@ def finish(
         )
         metrics |= {f"validation_{name}": value for name, value in translation_metrics(hypotheses, references).items()}
     if trainer.args.should_save:
-        with written_whole(run.model) as unfinished:
+        with atomic_checkpoint(run.model) as unfinished:
             model.save_pretrained(unfinished)
             prepared.tokenizer.save_pretrained(unfinished)
         prepared.tokenizer.save_pretrained(run.tokenizer)

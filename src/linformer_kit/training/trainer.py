@@ -1,4 +1,9 @@
-"""The trainer: transformers' own, with exact resumption, whole checkpoints and metrics that count every token once."""
+"""The trainer: that of transformers, with exact resumption, atomic checkpoints and metrics that count each token once.
+
+Three private methods of `Trainer` are overridden: `_save_checkpoint`, `_load_optimizer_and_scheduler` and
+`_load_rng_state`; `_prepare_inputs`, `_save_optimizer_and_scheduler` and `_save_scaler` are called. They may change in
+any minor version, so pyproject.toml allows the tested one only.
+"""
 
 import json
 import math
@@ -10,153 +15,157 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.nn import functional
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..errors import UserError
-from ..models.projection_linformer import LinearProjection
 from ..process_memory import release_free_memory
-from .batches import IGNORED, Examples, InBuckets
+from .batches import IGNORE_INDEX, Examples, LengthGroupedSampler
 from .checkpoint import (
     PREFIX,
+    atomic_checkpoint,
     load_optimizer,
     preserve_rng_state,
     random_state,
     remove_old,
     save_optimizer,
     set_random_state,
-    written_whole,
 )
 from .config import RunConfig
 from .metrics import class_metrics, token_metrics, token_sums
 
-# steps after which freed memory goes back to the system: batches of ever other lengths leave holes in it that glibc keeps; not
-# after every step, because pages that went back take time to be had again
+# Steps between returns of freed memory to the system. Batches of different lengths leave holes in memory that glibc
+# keeps; returning them after each step would cost time, because the pages have to be mapped again.
 RELEASE_EVERY = 50
 
 
-class Interrupted(Exception):
-    """A signal has asked to stop while an evaluation was running."""
+class EvaluationInterrupted(Exception):
+    """A signal arrived during an evaluation."""
+
+
+class TrainingComplete(Exception):
+    """A resumed run has nothing left to train."""
 
 
 class LinformerTrainer(Trainer):
     """`transformers.Trainer` for a `RunConfig`.
 
-    - Examples come in the order of `InBuckets`, the same for any number of processes.
-    - Evaluating draws nothing from the generators of training and counts each example and token once.
-    - A checkpoint is whole or not there, holds no pickle (but for the scaler of float16), and is enough to go on exactly.
+    - Examples come in the order of `LengthGroupedSampler`, the same for any number of processes.
+    - Evaluations leave the random number generators unchanged and count each example and token once.
+    - Checkpoints are atomic, contain no pickle (except the float16 scaler), and suffice for exact resumption.
     """
 
     def __init__(self, *, config: RunConfig, keep: int, **kwargs: Any):
         self.config, self.keep = config, keep
-        self._since: tuple[int, float] | None = None
+        self._timer_start: tuple[int, float] | None = None
         metrics = class_metrics if config.task == "classification" else lambda sums, _: token_metrics(sums)
         super().__init__(compute_metrics=lambda output: metrics(output.predictions, output.label_ids), **kwargs)
 
-    # order and length
+    # batches and steps
 
-    def _run_epoch(self, **kwargs):
-        """Nothing, if a resumed run was over already: the last epoch need not be a whole one."""
-        patience = self.config.training.patience
-        is_exhausted = patience is not None and evaluations_without_gain(self.state, self.args) >= patience
-        if self.control.should_training_stop or is_exhausted or self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-        else:
-            super()._run_epoch(**kwargs)
-
-    def _get_train_sampler(self, train_dataset=None):
+    def get_train_dataloader(self) -> DataLoader:
         examples = self.train_dataset
         if not isinstance(examples, Examples):
-            return None
-        return InBuckets(examples, self.config.training.batch_size)
+            return super().get_train_dataloader()
+        loader = DataLoader(
+            examples,
+            batch_size=self.args.train_batch_size,
+            sampler=LengthGroupedSampler(examples, self.config.training.batch_size),
+            collate_fn=self.data_collator,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        return self.accelerator.prepare(loader)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        if self._since is None:
-            self._since = (self.state.num_input_tokens_seen, time.perf_counter())
-        return super().training_step(*args, **kwargs)
-
-    def log(self, logs, start_time=None):
-        """Adds the tokens per second since the last log, evaluations excepted."""
-        if "loss" in logs and self._since is not None:
-            tokens, since = self._since
-            logs["tokens_per_second"] = round(
-                (self.state.num_input_tokens_seen - tokens) / (time.perf_counter() - since), 1
-            )
-            self._since = None
-        super().log(logs, start_time)
-
-    def floating_point_ops(self, inputs):
-        """Not counted: it would walk through all modules at every step, and nobody asks."""
-        return 0
-
-    def _track_num_input_tokens(self, inputs):
-        """Real tokens; a batch without a mask has no others."""
+    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        """Also counts the tokens without padding; a batch without a mask has no padding."""
+        if self._timer_start is None:
+            self._timer_start = (self.state.num_input_tokens_seen, time.perf_counter())
+        loss = super().training_step(model, inputs, num_items_in_batch)
         tokens = (
             inputs["attention_mask"].sum()
             if "attention_mask" in inputs
             else inputs["input_ids"].new_tensor(inputs["input_ids"].numel())
         )
         self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum())
+        return loss
+
+    def log(self, logs, start_time=None):
+        """Adds the tokens per second since the last log, without evaluations."""
+        if "loss" in logs and self._timer_start is not None:
+            tokens, start = self._timer_start
+            speed = (self.state.num_input_tokens_seen - tokens) / (time.perf_counter() - start)
+            logs |= {"tokens_per_second": round(speed, 1), "num_input_tokens_seen": self.state.num_input_tokens_seen}
+            self._timer_start = None
+        super().log(logs, start_time)
+
+    def floating_point_ops(self, inputs):
+        """Not counted: it would visit all modules at every step."""
+        return 0
 
     # optimizer
 
     def create_optimizer(self, model=None):
-        """As always, but a learned E moves more slowly than the rest.
+        """The default optimizer, with a smaller learning rate for a learned E.
 
-        A column of E weighs N tokens, a few of which matter. Steps as large as those of other weights add up, over the tokens
-        that do not matter, to more noise than the few have signal; docs/results.md shows what that costs.
+        A column of E weights N tokens, few of which matter. With the learning rate of the other weights, the noise of
+        the many tokens exceeds the signal of the few; docs/results.md shows the effect.
         """
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
+        rate = self.config.training.projection_rate
         slow = {
-            id(module.weight)
+            id(parameter)
             for module in self.model.modules()
-            if isinstance(module, LinearProjection) and isinstance(module.weight, nn.Parameter)
+            if getattr(module, "has_own_learning_rate", False)
+            for parameter in module.parameters()
         }
-        if is_new and slow and self.config.training.projection_rate != 1:
+        if is_new and slow and rate != 1:
             for group in list(optimizer.param_groups):
-                of_E = [parameter for parameter in group["params"] if id(parameter) in slow]
-                if of_E:
+                projections = [parameter for parameter in group["params"] if id(parameter) in slow]
+                if projections:
                     group["params"] = [parameter for parameter in group["params"] if id(parameter) not in slow]
-                    optimizer.add_param_group(
-                        {**group, "params": of_E, "lr": group["lr"] * self.config.training.projection_rate}
-                    )
+                    optimizer.add_param_group({**group, "params": projections, "lr": group["lr"] * rate})
         return optimizer
 
     # loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """As always; with label smoothing our own, since causal models shift their labels and encoder-decoders their inputs."""
+        """The default loss, or a smoothed one; label smoothing of `Trainer` does not fit shifted labels."""
         smoothing = self.config.training.label_smoothing
         if smoothing == 0:
-            inputs = inputs | self.spared(inputs["labels"])
+            inputs = inputs | self.forward_options(inputs["labels"])
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        outputs, labels = self.forward_without_loss(model, inputs)
+        logits, labels = align_labels(outputs.logits, labels, self.config.task)
+        if logits.dim() == 2:  # logits of the labeled tokens only
+            labels = labels[labels != IGNORE_INDEX]
+        total = functional.cross_entropy(
+            logits.flatten(0, -2).float(),
+            labels.flatten(),
+            ignore_index=IGNORE_INDEX,
+            label_smoothing=smoothing,
+            reduction="sum",
+        )
+        # each process divides by the number of labels of all processes, and gradients are averaged
+        loss = total / num_items_in_batch * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def forward_without_loss(self, model, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
+        """The outputs of the model, which computes no loss, and the labels."""
         labels = inputs["labels"]
         rest = {name: value for name, value in inputs.items() if name != "labels"}
         if self.model.config.is_encoder_decoder:
             rest["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels)
-        outputs = model(**rest, **self.spared(labels))
-        logits, labels = aligned(outputs.logits, labels, self.config.task)
-        if logits.dim() == 2:  # of the labelled tokens only
-            labels = labels[labels != IGNORED]
-        total = functional.cross_entropy(
-            logits.flatten(0, -2).float(),
-            labels.flatten(),
-            ignore_index=IGNORED,
-            label_smoothing=smoothing,
-            reduction="sum",
-        )
-        # every process divides by the labels of all, and their gradients are averaged
-        loss = total / num_items_in_batch * self.accelerator.num_processes
-        return (loss, outputs) if return_outputs else loss
+        return model(**rest, **self.forward_options(labels)), labels
 
-    def spared(self, labels: Tensor) -> dict[str, Any]:
-        """What a model need not do: a masked LM, logits of words nobody asks for; a decoder, keep what generation would need."""
+    def forward_options(self, labels: Tensor) -> dict[str, Any]:
+        """Arguments that save work: a masked LM computes logits of masked tokens only, decoders keep no cache."""
         match self.config.task:
             case "masked-lm":
-                return {"logits_to_keep": labels != IGNORED}
+                return {"logits_to_keep": labels != IGNORE_INDEX}
             case "causal-lm" | "translation" | "denoising":
                 return {"use_cache": False}
             case _:
@@ -169,58 +178,44 @@ class LinformerTrainer(Trainer):
             return super().evaluate(*args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Per example: what the metrics need and no more, (B, classes) logits or (B, 3) sums."""
-        inputs = self._prepare_inputs(inputs)
-        labels = inputs["labels"]
-        rest = {name: value for name, value in inputs.items() if name != "labels"}
-        if self.model.config.is_encoder_decoder:
-            rest["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels)
+        """Per example only what the metrics need: (B, classes) logits or (B, 3) sums."""
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**rest, **self.spared(labels)).logits
+            outputs, labels = self.forward_without_loss(model, self._prepare_inputs(inputs))
         if self.config.task == "classification":
-            return None, logits.float(), labels
-        # the second is only there because Trainer wants labels
-        return None, token_sums(*aligned(logits, labels, self.config.task)), labels.new_zeros(len(labels))
-
-    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
-        """Also notes the best: Trainer does not, when it evaluates at the start of a resumed run."""
-        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-        self._determine_best_metric(metrics, trial)
-        return metrics
+            return None, outputs.logits.float(), labels
+        # Trainer needs labels to compute metrics
+        return None, token_sums(*align_labels(outputs.logits, labels, self.config.task)), labels.new_zeros(len(labels))
 
     # checkpoints
 
     def _save_checkpoint(self, model, trial=None):
-        """Everything a run needs to go on, under a temporary name until it is whole."""
+        """Save everything that resumption needs, under a temporary name until it is complete."""
         self.store_flos()
         folder = Path(self.args.output_dir) / f"{PREFIX}{self.state.global_step}"
-        with written_whole(folder, self.args.should_save, self.accelerator.wait_for_everyone) as unfinished:
+        best = best_evaluation(self.state, self.args)
+        if best is not None:
+            self.state.best_model_checkpoint = str(folder.with_name(f"{PREFIX}{best['step']}"))
+        with atomic_checkpoint(folder, self.args.should_save, self.accelerator.wait_for_everyone) as unfinished:
             self.save_model(str(unfinished), _internal_call=True)
-            self._save_optimizer_and_scheduler(str(unfinished))
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                self._save_optimizer_and_scheduler(str(unfinished))
+            elif self.args.should_save:
+                save_optimizer(unfinished, self.optimizer.state_dict(), self.lr_scheduler.state_dict())
             self._save_scaler(str(unfinished))
             state = json.dumps(random_state())
             (unfinished / f"random-{self.args.process_index}.json").write_text(state, encoding="utf-8")
-            if self.state.best_global_step:
-                best = folder.with_name(f"{PREFIX}{self.state.best_global_step}")
-                self.state.best_model_checkpoint = str(best)
             if self.args.should_save:
                 self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
         if self.args.should_save:
-            remove_old(
-                folder.parent,
-                self.keep,
-                Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None,
-            )
+            kept = self.state.best_model_checkpoint
+            remove_old(folder.parent, self.keep, Path(kept) if kept else None)
 
-    def _save(self, output_dir=None, state_dict=None):
-        """The weights and their configuration; not the arguments, which would be a pickle."""
-        self.accelerator.unwrap_model(self.model).save_pretrained(output_dir, state_dict=state_dict)
-
-    def _save_optimizer_and_scheduler(self, output_dir):
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            super()._save_optimizer_and_scheduler(output_dir)
-        elif self.args.should_save:
-            save_optimizer(Path(output_dir), self.optimizer.state_dict(), self.lr_scheduler.state_dict())
+    def save_model(self, output_dir=None, _internal_call=False):
+        """Save the weights and their configuration, but not the arguments, which would be a pickle."""
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        weights = self.accelerator.get_state_dict(self.model_wrapped) if is_sharded else None
+        if self.args.should_save:
+            self.accelerator.unwrap_model(self.model).save_pretrained(output_dir, state_dict=weights)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         if checkpoint is None or self.is_fsdp_enabled or self.is_deepspeed_enabled:
@@ -234,20 +229,20 @@ class LinformerTrainer(Trainer):
         if checkpoint is None:
             return
         path = Path(checkpoint) / f"random-{self.args.process_index}.json"
-        if path.is_file():  # with more processes than before there are not enough
+        if path.is_file():  # a run resumed with more processes has too few states
             set_random_state(json.loads(path.read_text(encoding="utf-8")))
 
 
-def aligned(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
-    """Logits with the labels they are to guess: in a causal model each guesses the token behind it."""
+def align_labels(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
+    """Logits and the labels they predict: in a causal model, each position predicts the next token."""
     return (logits[:, :-1], labels[:, 1:]) if task == "causal-lm" else (logits, labels)
 
 
-# what happens between the steps
+# callback
 
 
-class Flow(TrainerCallback):
-    """When to log, save, evaluate and stop, and the epoch for those who draw by it."""
+class FlowCallback(TrainerCallback):
+    """Decides when to log, save, evaluate and stop, and sets the epoch of the data set."""
 
     def __init__(self, config: RunConfig, evaluate_every: int):
         self.training, self.evaluate_every = config.training, evaluate_every
@@ -256,7 +251,9 @@ class Flow(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # accelerate hands the epoch on too, if what it wraps around the loader lets it; the order must not depend on that
+        if state.global_step >= state.max_steps or self.patience_is_exhausted(args, state):
+            raise TrainingComplete
+        # accelerate sets the epoch for some kinds of loaders only
         kwargs["train_dataloader"].dataset.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -264,10 +261,10 @@ class Flow(TrainerCallback):
         control.should_evaluate = last or step % self.evaluate_every == 0
         control.should_save = control.should_evaluate or step % (self.training.save_every or self.evaluate_every) == 0
         control.should_training_stop = last
-        if self.asked_to_stop():
+        if self.is_stop_requested():
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
-        # with a log at every checkpoint, the losses between two logs are the same after a resumption
+        # a log at every checkpoint: the losses between two logs are then the same in a resumed run
         control.should_log = control.should_save or step % self.training.log_every == 0
         if step % RELEASE_EVERY == 0:
             release_free_memory()
@@ -276,62 +273,70 @@ class Flow(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self.signal is not None and args.world_size == 1:
-            raise Interrupted
+            raise EvaluationInterrupted
 
     def on_log(self, args, state, control, logs=None, **kwargs: Any) -> None:
         loss = (logs or {}).get("loss", (logs or {}).get("eval_loss", 0.0))
         if not math.isfinite(loss):
             raise UserError(
-                f"the loss is {loss} at step {state.global_step}; the last checkpoint from before is kept. "
-                "Train again, in another folder, with a smaller training.learning_rate or a longer training.warmup"
+                f"the loss is {loss} at step {state.global_step}; earlier checkpoints are kept. "
+                "Train in another folder with a smaller training.learning_rate or a longer training.warmup"
             )
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.training.patience is not None and evaluations_without_gain(state, args) >= self.training.patience:
+        if self.patience_is_exhausted(args, state):
             control.should_training_stop = True
 
-    def asked_to_stop(self) -> bool:
-        """Whether any of the processes has had a signal: all must stop at the same step."""
+    def patience_is_exhausted(self, args: TrainingArguments, state: TrainerState) -> bool:
+        patience = self.training.patience
+        return patience is not None and evaluations_since_best(state, args) >= patience
+
+    def is_stop_requested(self) -> bool:
+        """Whether any process has received a signal; all processes must stop at the same step."""
         if not distributed.is_available() or not distributed.is_initialized():
             return self.signal is not None
-        asked = torch.tensor(self.signal or 0, device="cuda" if distributed.get_backend() == "nccl" else "cpu")
-        distributed.all_reduce(asked, op=distributed.ReduceOp.MAX)
-        self.signal = int(asked) or None  # now all of them have had it
+        number = torch.tensor(self.signal or 0, device="cuda" if distributed.get_backend() == "nccl" else "cpu")
+        distributed.all_reduce(number, op=distributed.ReduceOp.MAX)
+        self.signal = int(number) or None
         return self.signal is not None
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM lets the step finish and saves; the second ends at once."""
+    def handle_signals(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM finishes the step and saves; the second ends the process at once."""
         before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-        def as_before() -> None:
+        def restore() -> None:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-        def note(number: int, frame: Any) -> None:
+        def request_stop(number: int, frame: Any) -> None:
             self.signal = number
-            as_before()
+            restore()
 
         for number in before:
-            signal.signal(number, note)
+            signal.signal(number, request_stop)
         try:
             yield
         finally:
-            as_before()
+            restore()
 
 
-def evaluations_without_gain(state: TrainerState, args: TrainingArguments) -> int:
-    """How many evaluations ago the best one was; a function of the history alone, so that a resumed run counts the same."""
+def best_evaluation(state: TrainerState, args: TrainingArguments) -> dict[str, Any] | None:
+    """The first of the best evaluations; it depends on the history alone, so a resumed run finds the same."""
     key = f"eval_{args.metric_for_best_model}"
-    values = [entry[key] for entry in state.log_history if key in entry]
-    if not values:
-        return 0
-    best = max(values) if args.greater_is_better else min(values)
-    return len(values) - 1 - values.index(best)
+    evaluations = [entry for entry in state.log_history if key in entry]
+    choose = max if args.greater_is_better else min
+    return choose(evaluations, key=lambda entry: entry[key], default=None)
+
+
+def evaluations_since_best(state: TrainerState, args: TrainingArguments) -> int:
+    """Number of evaluations after the best one."""
+    best, key = best_evaluation(state, args), f"eval_{args.metric_for_best_model}"
+    return sum(entry["step"] > best["step"] for entry in state.log_history if key in entry) if best else 0
 
 
 def evaluation_is_due(state: TrainerState, evaluate_every: int) -> bool:
-    """Whether a run died, or was stopped, between a checkpoint and the evaluation that belongs to it."""
+    """Whether a run ended between a checkpoint and its evaluation."""
     step = state.global_step
     is_evaluated = any(entry["step"] == step and "eval_loss" in entry for entry in state.log_history)
     return step > 0 and (step % evaluate_every == 0 or step >= state.max_steps) and not is_evaluated

@@ -1,4 +1,4 @@
-"""Texts out of an encoder-decoder."""
+"""Generates texts with an encoder-decoder."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
 
-from .batches import stacked
+from .batches import pad_rows
 from .config import RunConfig
 
 
 def batch_size_of(config: RunConfig) -> int:
-    """How many texts a process works on at a time: as many as in training, if nothing else is wanted."""
+    """Texts per process and batch: `training.evaluation_batch_size`, or as in training."""
     training = config.training
     return training.evaluation_batch_size or max(
         1, training.batch_size // (training.accumulate * PartialState().num_processes)
@@ -29,7 +29,7 @@ def translations(
     console: Console,
     beams: int = 1,
 ) -> tuple[list[str], list[str]]:
-    """(translations, references) of tokenized rows, in their order; several processes share the work."""
+    """(translations, references) of tokenized rows, in their order; processes share the work."""
     state = PartialState()
     ids = rows["input_ids"]
     order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
@@ -44,7 +44,7 @@ def translations(
 
 
 class RowLimits(StoppingCriteria):
-    """Ends each row at its own number of new tokens, so that it says the same whatever else is in its batch."""
+    """Stops each row at its own number of new tokens, so that the result does not depend on the rest of the batch."""
 
     def __init__(self, limits: torch.Tensor):
         self.limits = limits
@@ -57,14 +57,14 @@ class RowLimits(StoppingCriteria):
 def generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, sources: list[list[int]], beams: int = 1
 ) -> list[str]:
-    """One text for each source; it may be twice as long as its source, and a little more."""
+    """Generate one text per source, of at most twice its length plus 20 tokens."""
     lengths = torch.tensor([len(source) for source in sources], device=model.device)
     limits = (2 * lengths + 20).clamp(max=model.config.max_position_embeddings - 1)
     mask = (torch.arange(int(lengths.max()), device=model.device) < lengths[:, None]).long()
     model.eval()
     with torch.no_grad():
         output = model.generate(
-            stacked(sources, tokenizer.pad_token_id).to(model.device),
+            pad_rows(sources, tokenizer.pad_token_id).to(model.device),
             attention_mask=mask,
             num_beams=beams,
             do_sample=False,
