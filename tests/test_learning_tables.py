@@ -151,7 +151,7 @@ def test_a_stopped_table_resumes_from_its_checkpoints(tmp_path, small, load):
     """SIGTERM during a run saves its last step; the same command continues from there."""
     path = tmp_path / "counting.yaml"
     path.write_text(path.read_text().replace("steps: 3", "steps: 1500"))
-    load(small={**small, "variants": {FULL: {"settings": {"model.attention": "full"}}}, "recommended": FULL})
+    load(small={**small, "settings": {}, "variants": {FULL: {}}, "recommended": FULL})
     code = """
 import sys
 from pathlib import Path
