@@ -78,7 +78,7 @@ class Variant:
     """One model of a table."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    like: str | None = None  # the variant whose settings this one extends
+    like: str | None = None  # an earlier variant, whose settings this one extends
     seeds: Annotated[int | None, AT_LEAST_1] = None  # default: the table's
     baseline: str | None = FULL  # null if more than the attention differs
 
@@ -114,20 +114,20 @@ def load_tables(path: Path) -> Tables:
         if value is not None and value not in names:
             raise UserError(f"{key} is {value!r}; allowed: {', '.join(names)}")
 
-    for name, section in read_yaml(path, "a file of tables").items():
+    for name, section in converted(read_yaml(path, "a file of tables"), dict[str, Any], str(path)).items():
         table = converted(section, LearningTable, name)
-        variants = {key: converted(each, Variant, f"{name}.variants.{key}") for key, each in table.variants.items()}
-        check(f"{name}.recommended", table.recommended, variants)
+        check(f"{name}.recommended", table.recommended, table.variants)
         check(f"{name}.start_from", table.start_from, tables)
-        for key, variant in variants.items():
-            check(f"{name}.variants.{key}.baseline", variant.baseline, variants)
+        variants: dict[str, Variant] = {}
+        for key, settings in table.variants.items():
+            variant = converted(settings, Variant, f"{name}.variants.{key}")
+            check(f"{name}.variants.{key}.baseline", variant.baseline, table.variants)
             check(f"{name}.variants.{key}.like", variant.like, variants)
             if table.start_from:
                 check(f"{name}.start_variant", table.start_variant or key, tables[table.start_from].variants)
-            inherited = variants[variant.like].settings if variant.like else {}
             variants[key] = replace(
                 variant,
-                settings={**inherited, **variant.settings},
+                settings={**(variants[variant.like].settings if variant.like else {}), **variant.settings},
                 seeds=variant.seeds or table.seeds,
                 baseline=None if key == FULL else variant.baseline,
             )

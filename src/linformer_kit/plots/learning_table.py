@@ -75,8 +75,9 @@ def draw_scores(axes: "Axes", scores: Scores, baseline: str) -> None:
     for place, (name, values) in enumerate(scores.items()):
         mean = statistics.fmean(values)
         if baseline in scores and mean > FAR * max(scores[baseline]):
-            edge = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "color": style.BLUE}
-            axes.text(0.99, place, f"{mean:.0f} →", **edge)
+            right_edge = axes.get_yaxis_transform()
+            label = f"{mean:.0f} →"
+            axes.text(0.99, place, label, transform=right_edge, ha="right", va="center", color=style.BLUE)
             continue
         color = style.GREY if name == baseline else style.BLUE
         axes.plot(values, [place] * len(values), "o", color=color, alpha=0.6, markersize=7)
