@@ -57,7 +57,7 @@ bench: setup ## measure speed and memory beside other packages; CSVs and picture
 	$(BIN)/linformer compare benchmarks/compare.yaml --output results/compare.csv
 	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv
 
-results: setup ## train what docs/results.md tells of, Linformers beside full attention (hours; resumes); DATA=FOLDER for local data
+results: setup ## train the models of docs/results.md (hours; resumes); DATA=FOLDER for local data
 	$(BIN)/python benchmarks/learning.py $(if $(DATA),--data $(DATA))
 
 figures: setup ## draw every picture of the README and the documents again, from the CSVs in results/

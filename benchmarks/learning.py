@@ -1,22 +1,21 @@
-"""What models learn on real data, Linformers beside full attention: `make results`.
+"""Train the models of docs/results.md and tabulate what they learn, Linformer and full attention: `make results`.
 
-python benchmarks/learning.py --data ../shared/data              # all tables; the folders in it are named in learning_tables.py
-python benchmarks/learning.py --data FOLDER masked_lm imdb       # some of them
-python benchmarks/learning.py --summary                          # the pictures and summaries again, from the CSVs
+python benchmarks/learning.py --data FOLDER              # every table; FOLDER holds the data sets that they name
+python benchmarks/learning.py --data FOLDER masked_lm    # one table
+python benchmarks/learning.py --summary                  # only summaries and figures, from the existing CSVs
 
-Writes to results/learning/, for each table: NAME.csv (a row per run), NAME_curves.csv (its evaluations), NAME_summary.csv (mean and
-spread over seeds) and NAME.png; causal_lm_generation.csv; overview.csv and overview.png, all tables side by side.
+The tables are in benchmarks/learning/tables.yaml. Each writes to results/learning/: NAME.csv (one row per run),
+NAME_curves.csv (validation during training), NAME_summary.csv (mean and spread over seeds) and NAME.png; causal_lm also
+writes causal_lm_generation.csv. overview.csv and overview.png show all tables.
 
-- A run is `linformer train` with a shipped configuration and what learning_tables.py sets beside it, then `linformer evaluate` on
-  the test split. The best checkpoint is chosen on the validation split; nothing is ever chosen by the test split.
-- Within a table everything is the same but what the variant names. Runs go one after another, as many at a time as there are
-  cores, one thread each: times are of such runs, side by side.
-- Seconds of an epoch come from the median of the tokens per second while training, evaluations and checkpoints left out. Memory
-  is what the longest batch takes at its peak, weights and AdamW included, in a process of its own (learning_memory.py).
-- The first seed of everything comes first. Every run is kept as soon as it has ended, and one that was stopped goes on from its
-  last checkpoint: stop at any time, run again to go on.
+- A run is `linformer train`, then `linformer evaluate` on the test split. The checkpoint is the best on the validation
+  split; the test split selects nothing.
+- As many runs as there are cores train at the same time, with one thread each.
+- Seconds per epoch come from the median of the tokens per second during training, without evaluation and checkpoints.
+- Seed 0 of every table comes first. A run is stored when it ends, and a stopped run resumes from its last checkpoint.
 """
 
+import copy
 import gzip
 import hashlib
 import json
@@ -25,38 +24,115 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import torch
 import typer
-from learning_generation import GENERATION, measure_generation
-from learning_summary import overview, summarise
-from learning_tables import CAUSAL_LM, KEYS, TABLES, VALUES, LearningTable
+from learning_summary import FULL, write_overview, write_summary
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from safetensors import safe_open
+from transformers import AutoTokenizer
 
-from linformer_kit.bench.run import alone_in, fail, require_writable
-from linformer_kit.bench.subprocess_call import PLAIN_ALLOCATION
-from linformer_kit.csv_tables import Row, Table
+from linformer_kit import LinformerConfig, LinformerForCausalLM
+from linformer_kit.bench.measure import peak_memory, time_interleaved
+from linformer_kit.csv_tables import Row, Table, write_rows
 from linformer_kit.errors import UserError
-from linformer_kit.files import write_atomically
-from linformer_kit.models.configuration_linformer import LinformerConfig
+from linformer_kit.files import check_writable, lock, write_text
+from linformer_kit.schema import AT_LEAST_1, converted
+from linformer_kit.training.announce import probe_batches
 from linformer_kit.training.config import DERIVED_FIELDS, config_to_dict, load_config, resolve_model_config
+from linformer_kit.training.prepare import prepare
 from linformer_kit.training.progress import read_metrics
 from linformer_kit.training.run import CHANGEABLE_KEYS, RunFolder, flatten_keys
+from linformer_kit.training.train import make_trainer
+from linformer_kit.yaml_loader import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results"
-LINFORMER, MEMORY = ("-m", "linformer_kit.cli"), ROOT / "benchmarks" / "learning_memory.py"
-CURVE_KEYS, CURVE_VALUES = ("variant", "seed", "step"), ("tokens", "loss", "metric")
-# what does not change what is learnt, or is told in a column of its own
-NOT_SETTINGS = CHANGEABLE_KEYS | {"seed", "data.path", "data.name", "data.revision"}
+TABLES_FILE = ROOT / "benchmarks" / "learning" / "tables.yaml"
+COLUMNS = (
+    *("settings", "fingerprint", "parameters", "steps", "best_step", "tokens", "validation"),
+    *("test_loss", "test_perplexity", "test_accuracy", "test_bleu", "test_chrf", "test_bleu_beam4", "test_chrf_beam4"),
+    *("tokens_per_second", "seconds_per_epoch", "peak_mib"),
+)
+# settings that do not change what a model learns
+NOT_IN_FINGERPRINT = CHANGEABLE_KEYS | {"seed", "data.path", "data.name", "data.revision"}
+# glibc: one mapping per tensor, returned when it is freed, so that the peak is the same in every run
+PLAIN_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+# generation: the text is repeated until it is as long as the prompt; its content does not matter for the time
+TEXT = "The history of the town begins in the twelfth century , when a bridge was built over the river . "
+PROMPTS, NEW_TOKENS = (256, 767), 256
+
+
+# tables
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One model of a table."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    like: str | None = None  # an earlier variant, whose settings this one extends
+    seeds: Annotated[int | None, AT_LEAST_1] = None  # default: the table's
+    baseline: str | None = FULL  # null if more than the attention differs
+
+
+@dataclass(frozen=True)
+class LearningTable:
+    """Runs that differ only in the settings of their variants and in their seeds."""
+
+    title: str
+    config: str  # name of a shipped configuration
+    metric: Literal["perplexity", "accuracy", "bleu"]
+    variants: dict[str, Variant]
+    recommended: str  # the variant in the overview
+    name: str = ""
+    data: str | None = None  # directory in --data; none if the configuration generates its data
+    local_only: bool = False  # needs --data
+    sentences: Annotated[int, AT_LEAST_1] = 1  # joined into one example
+    settings: dict[str, Any] = field(default_factory=dict)
+    seeds: Annotated[int, AT_LEAST_1] = 1
+    beams: list[int] = field(default_factory=lambda: [1])
+    start_from: str | None = None  # the table whose models, of the same seed, are the initial ones
+    start_variant: str | None = None  # default: the variant of the same name
+
+
+Tables = dict[str, LearningTable]
+
+
+def load_tables(path: Path) -> Tables:
+    """Read and check the tables; errors name the key."""
+    tables: Tables = {}
+
+    def check(key: str, value: str | None, names: dict[str, Any]) -> None:
+        if value is not None and value not in names:
+            raise UserError(f"{key} is {value!r}; allowed: {', '.join(names)}")
+
+    for name, section in converted(read_yaml(path, "a file of tables"), dict[str, Any], str(path)).items():
+        table = converted(section, LearningTable, name)
+        check(f"{name}.recommended", table.recommended, table.variants)
+        check(f"{name}.start_from", table.start_from, tables)
+        variants: dict[str, Variant] = {}
+        for key, settings in table.variants.items():
+            variant = converted(settings, Variant, f"{name}.variants.{key}")
+            check(f"{name}.variants.{key}.baseline", variant.baseline, table.variants)
+            check(f"{name}.variants.{key}.like", variant.like, variants)
+            if table.start_from:
+                check(f"{name}.start_variant", table.start_variant or key, tables[table.start_from].variants)
+            variants[key] = replace(
+                variant,
+                settings={**(variants[variant.like].settings if variant.like else {}), **variant.settings},
+                seeds=variant.seeds or table.seeds,
+                baseline=None if key == FULL else variant.baseline,
+            )
+        tables[name] = replace(table, name=name, variants=variants)
+    return tables
 
 
 @dataclass(frozen=True)
@@ -66,28 +142,37 @@ class Job:
     table: LearningTable
     variant: str
     seed: int
-    data: str | None
     runs: Path
-    start: "Job | None" = None  # the run whose model this one goes on from
+    data: Path | None = None  # the directory of all data sets
+    start: "Job | None" = None  # the run whose model is the initial one
 
     @property
     def key(self) -> dict[str, Any]:
         return {"variant": self.variant, "seed": self.seed}
 
     @property
-    def overrides(self) -> list[str]:
-        """What is set beside the shipped configuration."""
-        return [*self.table.settings, *self.table.variants[self.variant]]
+    def with_starts(self) -> "list[Job]":
+        """This run, the run it starts from, and so on."""
+        return [self, *(self.start.with_starts if self.start else [])]
 
     @property
+    def overrides(self) -> list[str]:
+        settings = {**self.table.settings, **self.table.variants[self.variant].settings}
+        return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
+
+    @property
+    def initial_model(self) -> list[str]:
+        """The override that replaces the configured model by a trained one."""
+        return [] if self.start is None else [f"model={{from: {json.dumps(str(self.start.run.model))}}}"]
+
+    @cached_property
     def fingerprint(self) -> str:
-        """Changes with any setting that changes what is learnt; the model counts as it is built, defaults filled in."""
-        config = load_config(self.table.config, [*self.from_start, *self.overrides])
+        """Hash of every setting that changes what is learned, with the defaults of the model filled in."""
+        config = load_config(self.table.config, [*self.initial_model, *self.overrides])
         model = resolve_model_config(config.model).to_dict()
-        tree = config_to_dict(config) | {
-            "model": {name: model[name] for name in LinformerConfig.__annotations__ if name not in DERIVED_FIELDS}
-        }
-        settings = {key: value for key, value in flatten_keys(tree) if key not in NOT_SETTINGS}
+        names = [name for name in LinformerConfig.__annotations__ if name not in DERIVED_FIELDS]
+        tree = {**config_to_dict(config), "model": {name: model[name] for name in names}}
+        settings = {key: value for key, value in flatten_keys(tree) if key not in NOT_IN_FINGERPRINT}
         if self.start is not None:
             settings["start"] = self.start.fingerprint
         if self.table.sentences > 1:
@@ -95,29 +180,101 @@ class Job:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
-    def folder(self) -> RunFolder:
-        return RunFolder(
-            self.runs / self.table.name / f"{self.variant}-seed{self.seed}-{self.fingerprint}".replace(" ", "-")
-        )
-
-    @property
-    def from_start(self) -> list[str]:
-        """The model to start from, if there is one, in place of the sizes in the configuration."""
-        return [] if self.start is None else [f"model={{from: {json.dumps(str(self.start.folder.model))}}}"]
+    def run(self) -> RunFolder:
+        name = f"{self.variant}-seed{self.seed}-{self.fingerprint}".replace(" ", "-")
+        return RunFolder(self.runs / self.table.name / name)
 
     @property
     def arguments(self) -> list[str]:
-        """What `linformer train` is given."""
-        path = [] if self.data is None else [f"data.path={json.dumps(self.data)}"]
-        here = [f"run={json.dumps(str(self.folder.folder))}", f"seed={self.seed}"]
-        return [self.table.config, *self.from_start, *self.overrides, *path, *here]
+        """The arguments of `linformer train`."""
+        data = find_data(self.table, self.data, self.runs)
+        path = [] if data is None else [f"data.path={json.dumps(str(data))}"]
+        run = [f"run={json.dumps(str(self.run.folder))}", f"seed={self.seed}"]
+        return [self.table.config, *self.initial_model, *self.overrides, *path, *run]
 
 
-# running
+def make_job(tables: Tables, name: str, variant: str, seed: int, runs: Path, data: Path | None = None) -> Job:
+    """A run, with the run it starts from."""
+    table, start = tables[name], None
+    if table.start_from is not None:
+        start = make_job(tables, table.start_from, table.start_variant or variant, seed, runs, data)
+    return Job(table, variant, seed, runs, data, start)
+
+
+def make_jobs(tables: Tables, names: list[str], data: Path | None, runs: Path) -> list[Job]:
+    """Every run of the named tables, ordered by seed."""
+    jobs = [
+        make_job(tables, name, key, seed, runs, data)
+        for name in names
+        for key, variant in tables[name].variants.items()
+        for seed in range(variant.seeds or 1)
+    ]
+    for each in (each for job in jobs for each in job.with_starts):
+        find_data(each.table, data, runs)  # an error is raised now rather than after hours
+    return sorted(jobs, key=lambda job: job.seed)
+
+
+def missing_jobs(jobs: list[Job], rows: dict[str, Table]) -> list[Job]:
+    """The runs still to do. A run that another one starts from is repeated if its model no longer exists."""
+    missing: dict[Path, Job] = {}
+
+    def add(job: Job) -> None:
+        if job.start is not None and not job.start.run.result.exists():
+            add(job.start)
+        missing.setdefault(job.run.folder, job)
+
+    for job in jobs:
+        row = rows[job.table.name].get(**job.key)
+        if row is None or row["fingerprint"] != job.fingerprint:
+            add(job)
+    return list(missing.values())
+
+
+# data
+
+
+def find_data(table: LearningTable, data: Path | None, runs: Path) -> Path | None:
+    """The data of a table; None for the source that the configuration names."""
+    if table.data is None or (data is None and not table.local_only):
+        return None
+    if data is None:
+        raise UserError(f"the table {table.name} needs local data: give --data FOLDER with {table.data}/ in it")
+    if not (directory := data / table.data).is_dir():
+        raise UserError(f"--data is {data}, which has no directory {table.data}; the table {table.name} needs it")
+    return join_sentences(directory, runs / "data", table.sentences) if table.sentences > 1 else directory
+
+
+@cache
+def join_sentences(source: Path, directory: Path, count: int) -> Path:
+    """Write a copy of a translation corpus in which sentence pairs are joined into longer examples, split by split.
+
+    Held-out examples have `count` pairs; training examples have 1, 2, … `count` in turn, so that some are easy.
+    Training pairs are shuffled first, because Tatoeba lists all translations of a sentence next to each other.
+    """
+    target = directory / f"{source.name}-joined-{count}"
+    target.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "valid", "test"):
+        with gzip.open(source / f"{split}.tsv.gz", "rt", encoding="utf-8", newline="") as file:
+            pairs = [line.rstrip("\n").split("\t") for line in file]
+        if split == "train":
+            Random(0).shuffle(pairs)
+        lines, start, size = [], 0, 1 if split == "train" else count
+        while start + size <= len(pairs):
+            sides = ([pair[side] for pair in pairs[start : start + size]] for side in (0, 1))
+            lines.append("\t".join(" ".join(sentences) for sentences in sides) + "\n")
+            start += size
+            size = 1 + size % count if split == "train" else count
+        path, text = target / f"{split}.tsv", "".join(lines)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # a new file would be prepared again
+            write_text(path, text)
+    return target
+
+
+# runs
 
 
 class Processes:
-    """The commands that run at this moment, so that all of them can be told to stop."""
+    """The running subprocesses, so that all of them can be stopped."""
 
     def __init__(self, threads: int):
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
@@ -125,21 +282,21 @@ class Processes:
         self.stopped = threading.Event()
 
     def run(self, arguments: list[str], log: Path, **environment: str) -> None:
-        """Run Python with these arguments."""
+        """Run Python with these arguments and append its output to `log`."""
         if self.stopped.is_set():
             raise KeyboardInterrupt
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as output:
-            command, environment = [sys.executable, *arguments], {**self.environment, **environment}
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            environment = {**self.environment, **environment}
+            process = subprocess.Popen([sys.executable, *arguments], stdout=output, stderr=output, env=environment)
             self.running.add(process)
             process.wait()
             self.running.discard(process)
         if self.stopped.is_set():
             raise KeyboardInterrupt
         if process.returncode:
-            last = log.read_text(encoding="utf-8").strip().splitlines()[-1:]
-            raise UserError(f"python {' '.join(arguments)} has failed: {' '.join(last)}; all it said is in {log}")
+            last = " ".join(log.read_text(encoding="utf-8").strip().splitlines()[-1:])
+            raise UserError(f"python {' '.join(arguments)} failed: {last}; its complete output is in {log}")
 
     def stop(self) -> None:
         self.stopped.set()
@@ -148,218 +305,92 @@ class Processes:
 
 
 def run_job(job: Job, processes: Processes, start: Future | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train and evaluate, once the run it starts from has ended: the row of the run, and its curve."""
+    """Train and evaluate after the run in `start`; returns the row of the run and its validation curve."""
     if start is not None:
         start.result()
-    folder, log = job.folder, job.folder.folder.with_suffix(".log")
-    processes.run([*LINFORMER, "train", *job.arguments], log)
-    found: dict[str, Any] = {}
+    run, log, costs = job.run, job.run.folder.with_suffix(".log"), job.run.folder / "costs.json"
+    processes.run(["-m", "linformer_kit.cli", "train", *job.arguments], log)
+    scores: dict[str, Any] = {}
     for beams in job.table.beams:
-        processes.run([*LINFORMER, "evaluate", str(folder.folder), "--beams", str(beams)], log)
-        evaluation = json.loads(folder.evaluation.read_text(encoding="utf-8"))
+        processes.run(["-m", "linformer_kit.cli", "evaluate", str(run.folder), "--beams", str(beams)], log)
+        evaluation = json.loads(run.evaluation.read_text(encoding="utf-8"))
         suffix = f"_beam{beams}" if beams > 1 else ""
-        found |= {f"{name}{suffix}": evaluation[name] for name in ("bleu", "chrf") if name in evaluation}
-        found |= {name: evaluation[name] for name in ("loss", "perplexity", "accuracy") if name in evaluation}
-    result = json.loads(folder.result.read_text(encoding="utf-8"))
-    metrics = read_metrics(folder.metrics)
-    rates = [line["tokens_per_second"] for line in metrics if "tokens_per_second" in line]
-    tokens_per_epoch = result["tokens"] / max(line["epoch"] for line in metrics)
+        scores |= {f"test_{name}{suffix}": evaluation[name] for name in ("bleu", "chrf") if name in evaluation}
+        scores |= {
+            f"test_{name}": evaluation[name] for name in ("loss", "perplexity", "accuracy") if name in evaluation
+        }
+    processes.run([__file__, "--costs", str(costs), *job.arguments], log, **PLAIN_ALLOCATION)
+    result, metrics = json.loads(run.result.read_text(encoding="utf-8")), read_metrics(run.metrics)
+    rate = statistics.median(line["tokens_per_second"] for line in metrics if "tokens_per_second" in line)
     row = {
         **job.key,
         "settings": " ".join(job.overrides),
         "fingerprint": job.fingerprint,
-        "parameters": parameters_of(folder.model),
-        "steps": result["steps"],
-        "best_step": result["best_step"],
-        "tokens": result["tokens"],
+        **{name: result[name] for name in ("steps", "best_step", "tokens")},
         "validation": result.get(f"validation_{job.table.metric}"),
-        **{f"test_{name}": value for name, value in found.items()},
-        "tokens_per_second": statistics.median(rates),
-        "seconds_per_epoch": tokens_per_epoch / statistics.median(rates),
-        "peak_mib": peak_mib(job, processes, log),
+        **scores,
+        "tokens_per_second": rate,
+        "seconds_per_epoch": result["tokens"] / max(line["epoch"] for line in metrics) / rate,
+        **json.loads(costs.read_text(encoding="utf-8")),
     }
-    return row, list(curve_of(job, metrics))
-
-
-def peak_mib(job: Job, processes: Processes, log: Path) -> float:
-    """What training takes at its peak."""
-    path = job.folder.folder / "memory.json"
-    processes.run([str(MEMORY), str(path), *job.arguments], log, **PLAIN_ALLOCATION)
-    return json.loads(path.read_text(encoding="utf-8"))["peak_mib"]
-
-
-def curve_of(job: Job, metrics: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The evaluations of a run."""
+    curve, tokens = [], 0
     metric = "accuracy" if job.table.metric == "accuracy" else "perplexity"
-    tokens = 0
     for line in metrics:
         tokens = line.get("tokens", tokens)
         if "validation_loss" in line:
             values = {"loss": line["validation_loss"], "metric": line[f"validation_{metric}"]}
-            yield {**job.key, "step": line["step"], "tokens": tokens, **values}
+            curve.append({**job.key, "step": line["step"], "tokens": tokens, **values})
+    return row, curve
 
 
-def parameters_of(folder: Path) -> int:
-    """How many numbers a saved model has; what is shared is saved once."""
-    total = 0
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dictionary
-                size = 1
-                for length in file.get_slice(name).get_shape():
-                    size *= length
-                total += size
-    return total
+def write_costs(path: str, name: str, *overrides: str) -> None:
+    """Write the number of parameters, and the peak memory of training on the longest batch, AdamW included.
 
-
-# data
-
-
-def documents(source: Path, folder: Path, pairs: int) -> Path:
-    """Translations of several hundred tokens: so many pairs of Tatoeba joined into one, split by split.
-
-    Those to train on have 1, 2, … pairs and then 1 again, so that there are easy ones among them; all those held out have `pairs`.
-    Pairs to train on are shuffled first: in Tatoeba all translations of a sentence stand together, in its held-out files none do.
+    The peak of a whole run would say little: batches of many lengths fragment its memory to several times that.
     """
-    target = folder / f"{source.name}-joined-{pairs}"
-    target.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "valid", "test"):
-        with gzip.open(source / f"{split}.tsv.gz", "rt", encoding="utf-8", newline="") as file:
-            rows = [line.rstrip("\n").split("\t") for line in file]
-        if split == "train":
-            Random(0).shuffle(rows)
-        lines, start, size = [], 0, 1 if split == "train" else pairs
-        while start + size <= len(rows):
-            joined = rows[start : start + size]
-            lines.append(" ".join(row[0] for row in joined) + "\t" + " ".join(row[1] for row in joined) + "\n")
-            start += size
-            if split == "train":
-                size = 1 + size % pairs
-        path, text = target / f"{split}.tsv", "".join(lines)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:  # a new file would be prepared anew
-            write_atomically(path, lambda part, text=text: part.write_text(text, "utf-8"))
-    return target
+    config = load_config(name, list(overrides))
+    prepared = prepare(config, Console(quiet=True))
+    costs = {}
+
+    def train_on_longest_batch() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            trainer, _ = make_trainer(config, prepared, RunFolder(Path(directory)))
+        longest, _ = probe_batches(trainer)
+        model, optimizer = trainer.model.train(), trainer.create_optimizer()
+        for _ in range(2):  # only the second step has the states of AdamW from its beginning
+            optimizer.zero_grad()
+            trainer.compute_loss(model, longest, num_items_in_batch=torch.tensor(1)).backward()
+            optimizer.step()
+        costs["parameters"] = sum(weight.numel() for weight in model.parameters())
+
+    peak = peak_memory(train_on_longest_batch)
+    write_text(Path(path), json.dumps({**costs, "peak_mib": peak / 2**20}))
 
 
-def data_of(table: LearningTable, data: Path | None, runs: Path) -> str | None:
-    """Where a table finds its data; None for what the configuration names, on the hub or made by ourselves."""
-    if table.data is None:
-        return None
-    if data is None:
-        if not table.is_on_hub:
-            raise UserError(f"the table {table.name} needs local data: give --data FOLDER, with {table.data}/ in it")
-        return None
-    folder = data / table.data
-    if not folder.is_dir():
-        raise UserError(f"--data is {data}, which has no folder {table.data}; the table {table.name} needs it")
-    return str(documents(folder, runs / "data", table.sentences) if table.sentences > 1 else folder)
-
-
-# all of it
-
-
-def with_starts(tables: list[LearningTable]) -> list[LearningTable]:
-    """These tables and those whose models they start from."""
-    starts = [TABLES[table.starts_from[0]] for table in tables if table.starts_from is not None]
-    return [*tables, *with_starts(starts)] if starts else tables
-
-
-def job_of(table: LearningTable, variant: str, seed: int, paths: dict[str, str | None], runs: Path) -> Job:
-    """A run, with the one it starts from; `paths` says where each table finds its data."""
-    start = None
-    if table.starts_from is not None:
-        name, other = table.starts_from
-        start = job_of(TABLES[name], other or variant, seed, paths, runs)
-    return Job(table, variant, seed, paths.get(table.name), runs, start)
-
-
-def jobs_of(tables: list[LearningTable], data: Path | None, runs: Path) -> list[Job]:
-    """Every run of these tables, the first seeds of all before the second ones."""
-    paths = {table.name: data_of(table, data, runs) for table in with_starts(tables)}
-    found = [
-        job_of(table, variant, seed, paths, runs)
-        for table in tables
-        for variant in table.variants
-        for seed in range(table.seeds_of(variant))
-    ]
-    return sorted(found, key=lambda job: job.seed)
-
-
-def missing_of(jobs: list[Job], tables: dict[str, Table]) -> list[Job]:
-    """What is still to be run, in this order; a run that another one starts from is run again if its model is gone."""
-    found: dict[Path, Job] = {}
-
-    def add(job: Job) -> None:
-        if job.start is not None and not job.start.folder.result.exists():
-            add(job.start)
-        found.setdefault(job.folder.folder, job)
-
-    for job in jobs:
-        if not is_done(job, tables[job.table.name]):
-            add(job)
-    return list(found.values())
-
-
-def table_in(folder: Path, table: LearningTable) -> Table:
-    return Table(folder / f"{table.name}.csv", KEYS, VALUES)
-
-
-def curves_in(folder: Path, table: LearningTable) -> Table:
-    return Table(folder / f"{table.name}_curves.csv", CURVE_KEYS, CURVE_VALUES)
-
-
-def is_done(job: Job, table: Table) -> bool:
-    row = table.get(**job.key)
-    return row is not None and row["fingerprint"] == job.fingerprint
-
-
-def current_rows(folder: Path, table: LearningTable, console: Console) -> Table | None:
-    """What was measured with the settings of today; the rest is named and left out."""
-
-    def is_current(row: Row) -> bool:
-        variant = row["variant"]
-        return variant in table.variants and row["fingerprint"] == job_of(table, variant, 0, {}, Path()).fingerprint
-
-    rows = table_in(folder, table)
-    for row in rows.rows():
-        if not is_current(row):
-            console.print(
-                f"{table.name}: {row['variant']}, seed {row['seed']}, was run with other settings and is left out"
-            )
-    found = rows.only(is_current)
-    return found if any(found.rows()) else None
-
-
-def interrupt(*_: object) -> None:
-    """A SIGTERM stops like Ctrl-C."""
-    raise KeyboardInterrupt
-
-
-def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> None:
-    """Run what is missing, so many at a time."""
-    there = {table.name: table for table in with_starts([job.table for job in jobs])}
-    tables = {name: table_in(output, table) for name, table in there.items()}
-    curves = {name: curves_in(output, table) for name, table in there.items()}
-    missing = missing_of(jobs, tables)
+def run_jobs(jobs: list[Job], output: Path, at_once: int, console: Console) -> None:
+    """Run the missing jobs, `at_once` at a time, and store each when it ends."""
+    names = {each.table.name for job in jobs for each in job.with_starts}
+    rows, curves = ({name: open_(output, name) for name in names} for open_ in (open_rows, open_curves))
+    missing = missing_jobs(jobs, rows)
     processes = Processes(max(1, (os.cpu_count() or 1) // at_once))
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops like Ctrl-C
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress, ThreadPoolExecutor(at_once) as pool:
         task = progress.add_task("runs", total=len(missing))
-        running: dict[Future, Job] = {}
         futures: dict[Path, Future] = {}
+        running: dict[Future, Job] = {}
         for job in missing:
-            start = None if job.start is None else futures.get(job.start.folder.folder)
-            future = futures[job.folder.folder] = pool.submit(run_job, job, processes, start)
+            start = None if job.start is None else futures.get(job.start.run.folder)
+            future = futures[job.run.folder] = pool.submit(run_job, job, processes, start)
             running[future] = job
         try:
             for done in as_completed(running):
                 job, (row, curve) = running[done], done.result()
                 curves[job.table.name].put(curve)
-                tables[job.table.name].put([row])  # the last: with it the run counts as done
-                metric = job.table.metric
-                shown = f"{job.table.name}: {job.variant}, seed {job.seed}: test {metric} {row[f'test_{metric}']:.4g}"
-                console.print(f"{shown}, {row['seconds_per_epoch']:.0f} s per epoch", highlight=False, soft_wrap=True)
+                rows[job.table.name].put([row])  # last: with this row the run counts as done
+                score = f"test {job.table.metric} {row[f'test_{job.table.metric}']:.4g}"
+                line = f"{job.table.name}: {job.variant}, seed {job.seed}: {score}"
+                console.print(f"{line}, {row['seconds_per_epoch']:.0f} s per epoch", highlight=False, soft_wrap=True)
                 progress.advance(task)
         except BaseException:
             for future in running:
@@ -368,52 +399,115 @@ def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> No
             raise
 
 
-def generate_with(jobs: list[Job], output: Path) -> None:
-    """Measure how the causal LMs generate, unless that was done or one of them is not there yet."""
-    models = {job.variant: job.folder.model for job in jobs if job.table is CAUSAL_LM and job.seed == 0}
-    if models and not (output / GENERATION).exists() and all(path.is_dir() for path in models.values()):
-        measure_generation(models, output)
+# generation
+
+
+def measure_generation(jobs: list[Job], output: Path) -> None:
+    """Time greedy generation with batch 1, the causal LMs of seed 0 taking turns, once all of them exist."""
+    path = output / "causal_lm_generation.csv"
+    directories = {job.variant: job.run.model for job in jobs if job.table.name == "causal_lm" and job.seed == 0}
+    if path.exists() or not directories or not all(directory.is_dir() for directory in directories.values()):
+        return
+    models = {name: LinformerForCausalLM.from_pretrained(each).eval() for name, each in directories.items()}
+    ids = AutoTokenizer.from_pretrained(next(iter(directories.values())))(TEXT * 100)["input_ids"]
+    rows = []
+    for length in PROMPTS:
+        calls = {}
+        for name, model in models.items():
+            with torch.no_grad():
+                prompt = model(torch.tensor([ids[:length]]), use_cache=True, logits_to_keep=1)
+            calls[name] = partial(generate, model, prompt)
+        timings = time_interleaved(calls, budget_seconds=20.0, least_rounds=3, most_rounds=9)
+        for name, call in calls.items():
+            speed, cache_size = NEW_TOKENS / (timings[name].median or 1), call().nbytes / 1024
+            row = {"variant": name, "prompt": str(length), "new tokens": str(NEW_TOKENS)}
+            row |= {"measured tokens per second": f"{speed:.0f}", "cache in KiB at the end": f"{cache_size:,.0f}"}
+            rows.append(row)
+    write_rows(path, rows)
+
+
+@torch.no_grad()
+def generate(model: LinformerForCausalLM, prompt: Any) -> Any:
+    """Generate `NEW_TOKENS` tokens after a prompt's output, which stays unchanged; returns the cache after them."""
+    cache, logits_BNV = copy.copy(prompt.past_key_values), prompt.logits
+    cache.layers = [copy.copy(layer) for layer in cache.layers]  # layers replace their tensors, never modify them
+    for _ in range(NEW_TOKENS):
+        token_B1 = logits_BNV[:, -1:].argmax(dim=-1)
+        logits_BNV = model(token_B1, past_key_values=cache, use_cache=True).logits
+    return cache
+
+
+# command
+
+
+def open_rows(output: Path, name: str) -> Table:
+    return Table(output / f"{name}.csv", ("variant", "seed"), COLUMNS)
+
+
+def open_curves(output: Path, name: str) -> Table:
+    return Table(output / f"{name}_curves.csv", ("variant", "seed", "step"), ("tokens", "loss", "metric"))
+
+
+def current_rows(tables: Tables, name: str, output: Path, console: Console) -> Table:
+    """The rows with today's settings; others are reported and ignored."""
+    rows, prints = open_rows(output, name), {}
+    for variant in tables[name].variants:
+        prints[variant] = make_job(tables, name, variant, 0, Path()).fingerprint
+
+    def is_current(row: Row) -> bool:
+        return row["fingerprint"] == prints.get(row["variant"])
+
+    for row in rows.rows():
+        if not is_current(row):
+            console.print(f"{name}: {row['variant']}, seed {row['seed']}, was run with other settings and is ignored")
+    return rows.only(is_current)
+
+
+def run(names: list[str], data: Path | None, output: Path, runs: Path, at_once: int, summary: bool) -> None:
+    console, tables = Console(), load_tables(TABLES_FILE)
+    if unknown := set(names) - tables.keys():
+        raise UserError(f"there is no table {', '.join(sorted(unknown))}; tables: {', '.join(tables)}")
+    chosen = names or list(tables)
+    if not (names or data or summary) and (local := [name for name in tables if tables[name].local_only]):
+        console.print(f"skipped, because they need --data FOLDER: {', '.join(local)}")
+        chosen = [name for name in tables if name not in local]
+    check_writable(output, "choose another directory with --output")
+    output.mkdir(parents=True, exist_ok=True)
+    if not summary:
+        message = f"another run is writing to {output}; wait for it, or choose another directory with --output"
+        with lock(output / ".lock", message):
+            jobs = make_jobs(tables, chosen, data, runs.resolve())
+            measure_generation(jobs, output)  # if the models exist, now, while nothing else runs
+            run_jobs(jobs, output, at_once, console)
+            measure_generation(jobs, output)
+    current = {name: current_rows(tables, name, output, console) for name in tables}
+    current = {name: rows for name, rows in current.items() if any(rows.rows())}
+    for name in [name for name in chosen if name in current]:
+        write_summary(tables[name], current[name], open_curves(output, name), output, console)
+    write_overview([(tables[name], rows) for name, rows in current.items()], output)
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Which tables; all if none is given.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder with local copies of the data sets.")] = None,
-    output: Annotated[
-        Path, typer.Option(help="Folder of the results; tables and pictures go to learning/ in it.")
-    ] = RESULTS,
-    runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs") / "learning",
-    at_once: Annotated[int, typer.Option(min=1, help="How many runs at a time; they share the cores.")] = os.cpu_count()
-    or 1,
-    summary: Annotated[bool, typer.Option(help="Only draw and summarise what is there.")] = False,
+    names: Annotated[list[str] | None, typer.Argument(help="Tables to run (default: all).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory with local copies of the data sets.")] = None,
+    output: Annotated[Path, typer.Option(help="Results directory; files go to learning/ in it.")] = ROOT / "results",
+    runs: Annotated[Path, typer.Option(help="Directory for the runs.")] = Path("runs") / "learning",
+    at_once: Annotated[int, typer.Option(min=1, help="Number of parallel runs.")] = os.cpu_count() or 1,
+    summary: Annotated[bool, typer.Option(help="Only write summaries and figures from the existing CSVs.")] = False,
 ) -> None:
-    """Train, evaluate, tabulate and draw; what is there already is kept."""
-    console = Console()
-    if unknown := set(names or ()) - TABLES.keys():
-        fail(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
-    chosen = [TABLES[name] for name in names or TABLES]
-    if not (names or data or summary) and (local := [table.name for table in chosen if not table.is_on_hub]):
-        console.print(f"left out, because they need --data FOLDER: {', '.join(local)}")
-        chosen = [table for table in chosen if table.is_on_hub]
-    output = output / "learning"
+    """Train, evaluate, tabulate and draw; existing results are kept."""
     try:
-        require_writable(output)
-        if not summary:
-            with alone_in(output):
-                jobs = jobs_of(chosen, data, runs.resolve())
-                generate_with(jobs, output)  # before others run beside it
-                run_all(jobs, output, at_once, console)
-                generate_with(jobs, output)
-        shown = [(table, rows) for table in TABLES.values() if (rows := current_rows(output, table, console))]
-        for table, rows in shown:
-            if table in chosen:
-                summarise(table, rows, curves_in(output, table), output, console)
-        overview(shown, output)
+        run(names or [], data, output / "learning", runs, at_once, summary)
     except KeyboardInterrupt:
-        print("stopped; runs go on from their last checkpoints with the same command", file=sys.stderr)
+        print("stopped; the same command resumes the runs from their last checkpoints", file=sys.stderr)
         raise typer.Exit(130) from None
     except UserError as error:
-        fail(str(error))
+        print(error, file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    if sys.argv[1:2] == ["--costs"]:  # in a process of its own, started by run_job
+        write_costs(*sys.argv[2:])
+    else:
+        typer.run(main)
