@@ -228,35 +228,28 @@ class Forked(subprocess.Popen):
     """A process that the server has forked; the server is its parent, and hands on how it ended."""
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):  # type: ignore[override]
-        _, _, _, p2cread, _, _, c2pwrite, _, errwrite, *_, start_new_session, _ = rest
-        streams = [
-            own if own != -1 else inherited
-            for own, inherited in zip((p2cread, c2pwrite, errwrite), (0, 1, 2), strict=True)
-        ]
+        pipes, (*_, start_new_session, _) = rest[3:9], rest
+        own = dict(zip((0, 1, 2), (pipes[0], pipes[3], pipes[5]), strict=True))
         request = {
             "kind": args[1],
             "arguments": [str(each) for each in args[2:]],
             "cwd": os.path.abspath(cwd or os.getcwd()),
-            "env": dict(os.environ if env is None else env),
+            "env": dict(env),
             "session": bool(start_new_session),
             "ignores_interrupts": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
         }
-        self.pid, self._report = _servers[0].fork(request, streams)
-        self._child_created = True
-        devnull = getattr(self, "_devnull", None)
-        for end in {p2cread, c2pwrite, errwrite} - {-1, devnull}:
-            os.close(end)
-        if devnull is not None:
-            os.close(devnull)
+        try:
+            streams = [place if stream == -1 else stream for place, stream in own.items()]
+            self.pid, self._report = _servers[0].fork(request, streams)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)
 
     def _try_wait(self, wait_flags):  # type: ignore[override]
-        if self._report is None:
-            return self.pid, 0
         if wait_flags == os.WNOHANG and not select.select([self._report], [], [], 0)[0]:
             return 0, 0
         status = int(read_line(self._report))
         os.close(self._report)
-        self._report = None
         return self.pid, status
 
     def _internal_poll(self, *_, **__):  # type: ignore[override]
@@ -281,7 +274,7 @@ def run(
     command: list[Any], *, input: str | None = None, timeout: float | None = None, **options: Any
 ) -> subprocess.CompletedProcess:
     """`subprocess.run` with its output captured."""
-    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     if input is None:
         del pipes["stdin"]
     with Popen(command, **pipes, **options) as process:
