@@ -128,7 +128,10 @@ def test_predict_in_a_process_of_its_own(trained_run, tmp_path):
     trained = trained_run("translation")
     (source, target), (other, _) = QUESTIONS["translation"]
     result = linformer(
-        "predict", trained.run, "--json", cwd=tmp_path, input=f"{source}\n{other} {' '.join(['red'] * 40)}\n"
+        *("predict", trained.run, "--json"),
+        cwd=tmp_path,
+        input=f"{source}\n{other} {' '.join(['red'] * 40)}\n",
+        real=True,
     )
     first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert first == {"text": source, "translation": target}

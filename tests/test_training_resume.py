@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 import yaml
 from safetensors.torch import load_file
+from training_zoo import environment
 
 from linformer_kit.training import checkpoint
 
@@ -40,7 +42,7 @@ CONFIG = {
         "keep": 3,
     },
 }
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+ENVIRONMENT = environment()
 
 # `linformer`, but the process is killed when a function is called for the n-th time
 DYING = """
@@ -89,15 +91,14 @@ def write_run(folder: Path, run: str = "run", **changes) -> Path:
     return path
 
 
-def start(path: Path, *before: str) -> subprocess.Popen:
+def start(path: Path, *before: str, real: bool = False) -> subprocess.Popen:
     command = [*(before or (sys.executable, "-m", "linformer_kit.cli")), "train", path.name]
-    return subprocess.Popen(
-        command, cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return fork_server.Popen(command, cwd=path.parent, env=ENVIRONMENT, text=True, real=real, **pipes)
 
 
-def train(path: Path, *before: str, code: int = 0) -> tuple[str, str]:
-    process = start(path, *before)
+def train(path: Path, *before: str, code: int = 0, real: bool = False) -> tuple[str, str]:
+    process = start(path, *before, real=real)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == code, errors[-3000:]
     return output, errors
@@ -128,7 +129,7 @@ def metrics(path: Path) -> list[dict]:
 def undisturbed(tmp_path_factory):
     """A run without interruption; the others share its prepared data."""
     path = write_run(tmp_path_factory.mktemp("resume"), "undisturbed")
-    train(path)
+    train(path, real=True)
     return path
 
 
@@ -304,7 +305,7 @@ with RunFolder(Path("contested")).locked():
     print("held", flush=True)
     time.sleep(600)  # it is killed before; on a busy machine the other process takes more than a minute to start
 """
-    holder = subprocess.Popen(
+    holder = fork_server.Popen(
         [sys.executable, "-c", code], cwd=path.parent, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     )
     try:

@@ -9,11 +9,11 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import fork_server
 import pyarrow as pa
 import torch
 import yaml
@@ -250,23 +250,25 @@ def yaml_for(task, folder, **overrides):
 # commands
 
 
+STARTED_WITH = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TENSORBOARD_"))}
+
+
 def environment(**more):
     """Of a process that shares the cores with others and never asks the hub."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TENSORBOARD_"))}
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
-    return {**own, **quiet, **more}
+    return {**STARTED_WITH, **quiet, **more}
 
 
-def linformer(*args, cwd, env=None, input=None, check=True, timeout=300):
-    """`linformer …` in a process of its own; standard output and standard error as text."""
-    result = subprocess.run(
-        [sys.executable, "-m", "linformer_kit.cli", *map(str, args)],
+def linformer(*args, cwd, env=None, input=None, check=True, timeout=300, real=False):
+    """`linformer …` in a process of its own, a fork unless it must be `real`; standard output and error as text."""
+    result = fork_server.run(
+        [sys.executable, "-m", "linformer_kit.cli", *args],
         cwd=cwd,
         env=environment(**(env or {})),
-        input="" if input is None else input,
-        capture_output=True,
+        input=input or "",
         encoding="utf-8",
         timeout=timeout,
+        real=real,
     )
     assert not check or result.returncode == 0, (
         f"linformer {' '.join(map(str, args))}: {result.returncode}\n{result.stderr}"

@@ -1,0 +1,672 @@
+"""Sixty small bugs, and whether the tests notice them: `make mutations`, or `python tests/mutations.py`.
+
+Each mutation replaces one snippet of the source in a copy of the package and runs the tests that should fail. Use it
+after removing or merging tests: as many mutations must be caught afterwards as before.
+
+    python tests/mutations.py                        # all of them
+    python tests/mutations.py 3 17 40-45             # some of them
+    python tests/mutations.py --list                 # what they are, and whether their snippets are found
+    python tests/mutations.py --root /path/checkout  # the source and the tests of another checkout
+
+The targets first run on the unchanged copy: a test that fails there proves nothing. A snippet that does not occur
+exactly once is reported as "not applied"; update it when the line changes.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path("src", "linformer_kit")
+COPIED = ("src", "tests")
+SECONDS = 900  # for the targets of one mutation
+
+# where files were before the directories were renamed; --root may point to such a checkout
+OLD_PATHS = {
+    "analysis/singular_values.py": "show/spectrum_math.py",
+    "csv_tables.py": "bench/table.py",
+    "plots/curves.py": "training/curves.py",
+    "report/learning.py": "show/learning.py",
+    "report/report.py": "show/report.py",
+    "schema.py": "typed.py",
+    "yaml_loader.py": "plain_yaml.py",
+}
+
+
+class Mutation(NamedTuple):
+    """A snippet of `file`, what replaces it, and the tests that should fail."""
+
+    bug: str
+    file: str
+    snippet: str | tuple[str, ...]  # the first that occurs is replaced
+    replacement: str | tuple[str, ...]
+    tests: str  # separated by spaces
+    only: str = ""  # for -k
+    backend: str = ""  # KERAS_BACKEND
+
+
+ATTENTION, PADDING = "tests/test_attention.py", "tests/test_padding.py"
+CAUSAL, MODELS = "tests/test_causal.py", "tests/test_models.py"
+PROJECTION, GENERATION = "tests/test_projection.py", "tests/test_generation.py"
+PARTS, BENCH, COMPARE = "tests/test_training_parts.py", "tests/test_bench.py", "tests/test_compare.py"
+SPECTRUM, PLOT, REPORT, DEMO = (f"tests/test_{name}.py" for name in ("spectrum", "plot", "report", "demo"))
+KERAS = "tests/on_each_backend"
+
+MUTATIONS = [
+    # models
+    Mutation(
+        "folded scores divided by the root of the model size",
+        "models/attention_linformer.py",
+        "self._for_every_head(context.keys_BGKD) / math.sqrt(self.head_dim)",
+        "self._for_every_head(context.keys_BGKD) / math.sqrt(self.embed_dim)",
+        ATTENTION,
+        "order or orders",
+    ),
+    Mutation(
+        "values projected with E instead of F",
+        "models/attention_linformer.py",
+        "self._project_rows(self.value, rows_BMKC[:, projection.of_values()])",
+        "self._project_rows(self.value, rows_BMKC[:, projection.of_keys()])",
+        ATTENTION,
+        "reference",
+    ),
+    Mutation(
+        "absent rows take part in the softmax of the folded order",
+        "models/attention_linformer.py",
+        "masked_fill(~context.present_BK[:, None], -torch.inf)",
+        "masked_fill(~context.present_BK[:, None], 0.0)",
+        f"{ATTENTION} {PADDING}",
+        "pooled_keys or padded_batch or alone",
+    ),
+    Mutation(
+        "the last query of a chunk of one is never computed",
+        "models/attention_linformer.py",
+        "for query in range(0, length, queries):",
+        "for query in range(0, max(1, length - 1), queries):",
+        ATTENTION,
+        "chunk",
+    ),
+    Mutation(
+        "the output bias is added twice when dropout is active",
+        "models/attention_linformer.py",
+        "if bias is not None and not dropout:",
+        "if bias is not None:",
+        ATTENTION,
+        "dropout",
+    ),
+    Mutation(
+        "padding is projected as it is instead of as zeros",
+        "models/projection_linformer.py",
+        "real_BNC = x_BNC.masked_fill(~mask_BN[..., None], 0)",
+        "real_BNC = x_BNC",
+        PADDING,
+    ),
+    Mutation(
+        "rescaling measures one row of E too few",
+        "models/projection_linformer.py",
+        "[lengths_B.clamp(min=1) - 1]",
+        "[(lengths_B - 2).clamp(min=0)]",
+        f"{ATTENTION} {PADDING}",
+        "rescale",
+    ),
+    Mutation(
+        "pooling windows of unequal size overlap",
+        "models/projection_linformer.py",
+        "after_BK = (row_K + 1) * real_B1 // used_B1.clamp(min=1)",
+        "after_BK = first_BK + width",
+        ATTENTION,
+        "reference and mean",
+    ),
+    Mutation(
+        "padding counts in the mean of a window",
+        "models/projection_linformer.py",
+        "is_real_BKW1.sum(dim=2).clamp(min=1)",
+        "windows_BKWC.shape[2]",
+        f"{ATTENTION} {PADDING}",
+        "mean or alone",
+    ),
+    Mutation(
+        "the dynamic projection does not mask padding",
+        "models/projection_linformer.py",
+        "masked_fill(behind_BN[..., None], -torch.inf)",
+        "masked_fill(behind_BN[..., None], 0.0)",
+        PADDING,
+    ),
+    Mutation(
+        "the maximum of a window includes a zero for padding",
+        "models/projection_linformer.py",
+        "lowest = torch.finfo(windows_BKWC.dtype).min",
+        "lowest = 0.0",
+        f"{ATTENTION} {PADDING}",
+        "max or alone",
+    ),
+    Mutation(
+        "queries see the summary of their own block, and so the future",
+        "models/causal_linformer.py",
+        "finished = summary_S < query_XQ1 // block_length",
+        "finished = summary_S <= query_XQ1 // block_length",
+        CAUSAL,
+        "later or reference",
+    ),
+    Mutation(
+        "the open block is cut at the wrong place once blocks were finished before",
+        "models/causal_linformer.py",
+        "first_open = (blocks - seen_before // self.block_length) * self.block_length",
+        "first_open = blocks * self.block_length",
+        CAUSAL,
+        "step",
+    ),
+    Mutation(
+        "beam search does not reorder the numbers of tokens seen",
+        "models/causal_linformer.py",
+        "self.seen[index_B]",
+        "self.seen",
+        f"{CAUSAL} {GENERATION}",
+        "reorder or beams",
+    ),
+    Mutation(
+        "key-value heads serve the wrong heads",
+        "models/multihead_linformer.py",
+        "features_BGKD.repeat_interleave(served, dim=1)",
+        "features_BGKD.repeat(1, served, 1, 1)",
+        ATTENTION,
+        "key_value_heads or kv_heads",
+    ),
+    Mutation(
+        "a linear layer with a backward pre-hook is bypassed",
+        "models/multihead_linformer.py",
+        "linear._backward_hooks, linear._backward_pre_hooks)",
+        "linear._backward_hooks)",
+        ATTENTION,
+        "backward_hooks",
+    ),
+    Mutation(
+        "padding counts in the positions of tokens",
+        "models/modeling_linformer.py",
+        "(mask_BN.long().cumsum(dim=1) - 1)",
+        "(torch.ones_like(mask_BN).long().cumsum(dim=1) - 1)",
+        MODELS,
+        "padded_batch",
+    ),
+    Mutation(
+        "padding counts in the mean that a classifier reads",
+        "models/modeling_linformer.py",
+        "(sums_BC / real_BN1.sum(dim=1))",
+        "(sums_BC / real_BN1.shape[1])",
+        MODELS,
+        "pooling",
+    ),
+    Mutation(
+        "accumulated batches each count as the whole step",
+        "models/modeling_linformer.py",
+        "loss if items is None else loss * targets.numel() / items",
+        "loss",
+        MODELS,
+        "loss_of_several_batches",
+    ),
+    Mutation(
+        "cross-attention takes the projected length of the first layer",
+        "models/modeling_linformer_seq2seq.py",
+        "projected_length=config.projected_lengths[-1]",
+        "projected_length=config.projected_lengths[0]",
+        MODELS,
+        "(formulas or parameters) and ConditionalGeneration",
+    ),
+    # Keras
+    Mutation(
+        "Keras: values projected with E instead of F",
+        "keras/projection.py",
+        "slice(self.matrices // 2, None)",
+        "slice(0, max(1, self.matrices // 2))",
+        f"{KERAS}/test_attention.py",
+        "reference and not gradients",
+        "torch",
+    ),
+    Mutation(
+        "Keras: padding counts in the mean of a window",
+        "keras/projection.py",
+        "count_BK1 = ops.maximum(ops.sum(ops.cast(is_real_BKW1, real_BKWC.dtype), axis=2), 1)",
+        "count_BK1 = windows_BKWC.shape[2]",
+        f"{KERAS}/test_attention.py",
+        "reference and mean",
+        "torch",
+    ),
+    Mutation(
+        "Keras: rescaling measures one row of E too few",
+        "keras/projection.py",
+        "ops.maximum(lengths_B, 1) - 1, axis=0",
+        "ops.maximum(lengths_B - 1, 1) - 1, axis=0",
+        f"{KERAS}/test_attention.py",
+        "rescaled",
+        "torch",
+    ),
+    Mutation(
+        "Keras: a token is real if any of the masks says so",
+        "keras/attention.py",
+        'mask_BN = ops.logical_and(mask_BN, ops.cast(mask, "bool"))',
+        'mask_BN = ops.logical_or(mask_BN, ops.cast(mask, "bool"))',
+        f"{KERAS}/test_attention.py",
+        "mask",
+        "torch",
+    ),
+    Mutation(
+        "Keras: queries see the summary of their own block",
+        "keras/causal.py",
+        "sees_summary=(block_X[:, None] > block_X)",
+        "sees_summary=(block_X[:, None] >= block_X)",
+        f"{KERAS}/test_models.py",
+        "future",
+        "torch",
+    ),
+    Mutation(
+        "Keras: a block is summarized one token too early",
+        "keras/causal.py",
+        "(place_B == block_length - 1)",
+        "(place_B == block_length - 2)",
+        f"{KERAS}/test_generation.py",
+        "enough or cache",
+        "torch",
+    ),
+    Mutation(
+        "Keras: generation goes on behind the end",
+        "keras/generation.py",
+        "next_B1 = ops.where(is_over_B1, ops.full_like(next_B1, padding), next_B1)",
+        "next_B1 = next_B1 + 0",
+        f"{KERAS}/test_generation.py",
+        "end",
+        "torch",
+    ),
+    Mutation(
+        "Keras: a temperature below 1 flattens instead of sharpening",
+        "keras/generation.py",
+        "logits_BV / temperature_B1",
+        "logits_BV * temperature_B1",
+        f"{KERAS}/test_generation.py",
+        "probabilities or drawn or sampl",
+        "torch",
+    ),
+    # training
+    Mutation(
+        "tokens without a label count as guessed",
+        "training/metrics.py",
+        "right_BT = (guesses_BT == labels_BT) & counted_BT",
+        "right_BT = guesses_BT == labels_BT",
+        PARTS,
+        "token_metrics",
+    ),
+    Mutation(
+        "every epoch masks the same tokens",
+        "training/batches.py",
+        "np.random.default_rng((self.seed, self.epoch, index))",
+        "np.random.default_rng((self.seed, 0, index))",
+        PARTS,
+        "seed_epoch or drawn",
+    ),
+    Mutation(
+        "every epoch has the order of the data",
+        "training/batches.py",
+        "order = generator.permutation(len(self.lengths))[: len(self)]",
+        "order = np.arange(len(self.lengths))[: len(self)]",
+        PARTS,
+        "epoch",
+    ),
+    Mutation(
+        "twice as many tokens are replaced by random ones as BERT's rule says",
+        "training/batches.py",
+        "chosen & (fate >= 0.8) & (fate < 0.9)",
+        "chosen & (fate >= 0.8)",
+        PARTS,
+        "berts_rule or bert",
+    ),
+    Mutation(
+        "padding is a label to learn",
+        "training/batches.py",
+        "stacked(labels, IGNORED)",
+        "stacked(labels, 0)",
+        PARTS,
+        "padding",
+    ),
+    Mutation(
+        "a checkpoint with damaged files is taken for a whole one",
+        "training/checkpoint.py",
+        "if checksum(folder / name) != expected:",
+        "if not (folder / name).exists():",
+        PARTS,
+        "whole",
+    ),
+    Mutation(
+        "resuming does not restore the generator of Python",
+        "training/checkpoint.py",
+        "random.setstate((version, tuple(numbers), gauss))",
+        "pass",
+        PARTS,
+        "chance or random or rng",
+    ),
+    Mutation(
+        "an evaluation changes what training draws afterwards",
+        "training/trainer.py",
+        ("with preserve_rng_state():", "with chance_untouched():"),
+        ("with torch.no_grad():", "with torch.no_grad():"),
+        PARTS,
+        "evaluat",
+    ),
+    Mutation(
+        "a causal model is measured on the token it has just read",
+        "training/trainer.py",
+        "(logits[:, :-1], labels[:, 1:])",
+        "(logits[:, 1:], labels[:, 1:])",
+        "tests/test_training_commands.py",
+        "plain_loop and causal",
+    ),
+    Mutation(
+        "E moves as fast as the other weights",
+        "training/trainer.py",
+        '"lr": group["lr"] * self.config.training.projection_rate',
+        '"lr": group["lr"]',
+        PARTS,
+        "slow",
+    ),
+    Mutation(
+        "patience counts from the last of several best evaluations",
+        "training/trainer.py",
+        "return len(values) - 1 - values.index(best)",
+        "return values[::-1].index(best)",
+        PARTS,
+        "patience",
+    ),
+    Mutation(
+        "the end of a running text is lost",
+        "training/tokens.py",
+        "if len(rest) > 1:",
+        "if len(rest) > length:",
+        PARTS,
+        "pack",
+    ),
+    Mutation(
+        "the setting for gradient clipping does not reach the trainer",
+        "training/arguments.py",
+        "max_grad_norm=training.clip",
+        "max_grad_norm=1.0",
+        PARTS,
+        "settings_reach",
+    ),
+    Mutation(
+        "validation examples are trained on, too",
+        "training/data.py",
+        "return rows.select(range(len(rows) - size)), rows.select(range(len(rows) - size, len(rows)))",
+        "return rows, rows.select(range(len(rows) - size, len(rows)))",
+        "tests/test_training_data.py tests/test_training_commands.py",
+        "one_example_of_a_text or split",
+    ),
+    # benchmarks
+    Mutation(
+        "implementations are timed in the same order in every round",
+        "bench/measure.py",
+        "shuffler.shuffle(order)",
+        "order.sort(key=str)",
+        BENCH,
+        "interleaved",
+    ),
+    Mutation(
+        "an implementation that ran out of memory keeps its timing",
+        "bench/measure.py",
+        "                del seconds[name]\n",
+        "",
+        BENCH,
+        "memory and round",
+    ),
+    Mutation(
+        "the peak of memory is that since the process started",
+        "bench/measure.py",
+        "    _reset_peak()\n    before = _peak()",
+        "    before = _peak()",
+        BENCH,
+        "peak_memory or known_allocation",
+    ),
+    Mutation(
+        "what was too much for short examples is tried again with longer ones",
+        "bench/compare.py",
+        "is_smaller = length < point.length and tokens <= point.length * point.batch",
+        "is_smaller = length < point.length and tokens < point.length * point.batch",
+        COMPARE,
+        "too_much or not_tried",
+    ),
+    Mutation(
+        "who joins later does not take turns with those who were timed before",
+        "bench/compare.py",
+        "return list(dict.fromkeys([*self.points(group), *earlier]))",
+        "return self.points(group)",
+        COMPARE,
+        "joins or turns",
+    ),
+    Mutation(
+        "an implementation with wrong results is timed",
+        "bench/peers.py",
+        "def require_agreement(",
+        "def require_agreement(*_: object) -> None: ...\n\n\ndef unused_require_agreement(",
+        BENCH,
+        "wrong",
+    ),
+    # analysis, plots, report, demo
+    Mutation(
+        "one singular value too few is needed",
+        "analysis/singular_values.py",
+        "argmax(axis=-1) + 1",
+        "argmax(axis=-1)",
+        SPECTRUM,
+        "suggestion or keeps",
+    ),
+    Mutation(
+        "the spectrum is of squared singular values",
+        "analysis/singular_values.py",
+        ".double().cumsum(dim=-1)",
+        ".double().square().cumsum(dim=-1)",
+        SPECTRUM,
+        "curves or numpy",
+    ),
+    Mutation(
+        "the upper whisker is as long as the lower one",
+        "report/learning.py",
+        "[max(self.values) - self.mean]]",
+        "[self.mean - min(self.values)]]",
+        PLOT,
+        "sharing_has or averages_seeds or bar",
+    ),
+    Mutation(
+        "the metric on another split is taken for that on the test split",
+        "report/learning.py",
+        'run.evaluation.get(metric) if run.evaluation.get("split") == "test" else None',
+        "run.evaluation.get(metric)",
+        f"{PLOT} {REPORT}",
+        "test_metric or validation_split",
+    ),
+    Mutation(
+        "ratios in a report are upside down",
+        "report/report.py",
+        "return of_full / own",
+        "return own / of_full",
+        REPORT,
+        "ratios",
+    ),
+    Mutation(
+        "curves of metrics are one step late",
+        "plots/curves.py",
+        '(line["step"], line[metric]) for line in lines',
+        '(line["step"] + 1, line[metric]) for line in lines',
+        PLOT,
+        "learning_draws or learning_of",
+    ),
+    Mutation(
+        "copies of training examples are drawn for the test split",
+        "demo/files.py",
+        "if digest in self.windows or len(lines & self.lines) > COPIED * len(lines):",
+        "if digest in self.windows:",
+        DEMO,
+        "copy",
+    ),
+    Mutation(
+        "the last window of a file may reach behind its end",
+        "demo/files.py",
+        "offset = chance.randint(0, rest)",
+        "offset = chance.randint(0, rest + 1)",
+        DEMO,
+        "windows_lie",
+    ),
+    # shared modules
+    Mutation(
+        "a failed write leaves its temporary file",
+        "files.py",
+        "            os.unlink(name)",
+        "            pass",
+        BENCH,
+        "failed_write",
+    ),
+    Mutation(
+        "numbers in tables lose their digits",
+        "csv_tables.py",
+        "{value:.6g}",
+        "{value:.1g}",
+        BENCH,
+        "table_comes_back",
+    ),
+    Mutation(
+        "true counts as the number 1 in a configuration",
+        "schema.py",
+        "isinstance(value, int | float) and not isinstance(value, bool) and",
+        "isinstance(value, int | float) and",
+        "tests/test_training_parts.py",
+        "wrong_is_named or named",
+    ),
+    Mutation(
+        "a key that stands twice in YAML is accepted",
+        "yaml_loader.py",
+        "if keys.count(key) > 1:",
+        "if keys.count(key) > 2:",
+        "tests/test_training_parts.py",
+        "means_nothing or twice or file_that",
+    ),
+]
+
+
+def path_in(root: Path, mutation: Mutation) -> Path:
+    """The file of a mutation in a checkout of this or of the old layout."""
+    path = root / PACKAGE / mutation.file
+    return path if path.exists() else root / PACKAGE / OLD_PATHS.get(mutation.file, mutation.file)
+
+
+def mutated(root: Path, mutation: Mutation) -> tuple[Path, str] | None:
+    """The file and its text with the bug; None if no snippet occurs exactly once."""
+    path = path_in(root, mutation)
+    if not path.exists():
+        return None
+    text = path.read_text(encoding="utf-8")
+    snippets, replacements = (
+        (value,) if isinstance(value, str) else value for value in (mutation.snippet, mutation.replacement)
+    )
+    for snippet, replacement in zip(snippets, replacements, strict=True):
+        if text.count(snippet) == 1:
+            return path, text.replace(snippet, replacement)
+    return None
+
+
+def copied(root: Path, folder: Path) -> Path:
+    """A checkout with its own source and tests, and links to everything else."""
+    for entry in root.iterdir():
+        if entry.name in COPIED:
+            shutil.copytree(entry, folder / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif not entry.name.startswith(".") and entry.name != "pytest.ini":
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+def run_tests(root: Path, mutation: Mutation) -> int:
+    """The exit code of pytest: 0 passed, 1 failed, 5 no test was selected."""
+    quiet = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--hypothesis-seed=0"]
+    only = ["-k", mutation.only] if mutation.only else []
+    environment = {
+        **os.environ,
+        **{"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        **({"KERAS_BACKEND": mutation.backend} if mutation.backend else {}),
+    }
+    tests = [test for test in mutation.tests.split() if (root / test).exists()]
+    if not tests:
+        return 5
+    if mutation.backend:
+        quiet.remove("--hypothesis-seed=0")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *quiet, *only, *tests],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return 1
+    return done.returncode
+
+
+def outcome(root: Path, mutation: Mutation, baselines: dict[tuple[str, str], int]) -> str:
+    """Whether the tests notice the bug: "caught", "survived", or why that is not known."""
+    found = mutated(root, mutation)
+    if found is None:
+        return "not applied"
+    key = (mutation.tests, mutation.only)
+    if key not in baselines:
+        baselines[key] = run_tests(root, mutation)
+    if baselines[key]:
+        return "no such test" if baselines[key] == 5 else "fails without the bug"
+    path, text = found
+    before = path.read_text(encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
+    try:
+        return "survived" if run_tests(root, mutation) == 0 else "caught"
+    finally:
+        path.write_text(before, encoding="utf-8")
+
+
+def numbers(given: list[str]) -> list[int]:
+    """1 2 5-7 as numbers; all of them if nothing is given.
+
+    >>> numbers(["3", "5-7"])
+    [3, 5, 6, 7]
+    """
+    ends = [(part.split("-")[0], part.split("-")[-1]) for part in given]
+    chosen = [number for first, last in ends for number in range(int(first), int(last) + 1)]
+    return chosen or list(range(1, len(MUTATIONS) + 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("numbers", nargs="*", help="which mutations, such as 3 or 10-20; all by default")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout whose source and tests are used")
+    parser.add_argument("--output", type=Path, help="a file that gets the lines, too")
+    parser.add_argument("--list", action="store_true", help="only show them, and whether their snippets are found")
+    options = parser.parse_args()
+    counts: dict[str, int] = {}
+    baselines: dict[tuple[str, str], int] = {}
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        root = copied(options.root.resolve(), Path(folder))
+        for number in numbers(options.numbers):
+            mutation, start = MUTATIONS[number - 1], time.monotonic()
+            if options.list:
+                result = "applies" if mutated(root, mutation) else "not applied"
+            else:
+                result = outcome(root, mutation, baselines)
+            counts[result] = counts.get(result, 0) + 1
+            line = f"{number:3}  {result:21}  {time.monotonic() - start:4.0f} s  {mutation.file}: {mutation.bug}"
+            print(line, flush=True)
+            if options.output:
+                with options.output.open("a", encoding="utf-8") as file:
+                    file.write(f"{line}\n")
+    print(", ".join(f"{count} {result}" for result, count in counts.items()))
+
+
+if __name__ == "__main__":
+    main()
