@@ -1,7 +1,7 @@
 """`linformer compare`: every point by itself, then all points of a group in interleaved rounds; one resumable table.
 
-First each point runs in a process of its own (`isolated`): is it correct, does it fit, is it fast enough, how much memory
-does it need? Those that pass are then timed in interleaved rounds.
+First each point runs in a process of its own (`isolated`): is it correct, does it fit, is it fast enough, how much
+memory does it need? Those that pass are then timed in interleaved rounds.
 """
 
 import hashlib
@@ -151,8 +151,8 @@ class Comparison:
             for name in FACTS:
                 if name != "date" and row[name] != now[name]:
                     raise UserError(
-                        f"{self.table.path} was measured with {name}={row[name]}, now it is {now[name]}, so new numbers "
-                        f"could not be compared with those; {remedy}"
+                        f"{self.table.path} was measured with {name}={row[name]}, now it is {now[name]}, so new "
+                        f"numbers could not be compared with those; {remedy}"
                     )
 
     # tasks
@@ -241,7 +241,8 @@ class Comparison:
         measured |= {"time_limit": self.sweep.time_limit, "status": None if found.status == OK else found.status}
         columns = {**found.columns, "": found.columns.get("", {}) | measured}
         self.table.put([self.row(point, phase, **values) for phase, values in columns.items()])
-        yield f"{point}: {'; '.join(filter(None, (found.status if peak_mib is None else format_size(peak_mib), found.note)))}"
+        words = (found.status if peak_mib is None else format_size(peak_mib), found.note)
+        yield f"{point}: {'; '.join(filter(None, words))}"
 
     def refusal(self, point: Point) -> Isolated | None:
         """A point is not tried if it did not fit, or took too long, with fewer and shorter examples, or was wrong."""

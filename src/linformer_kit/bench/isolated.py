@@ -34,8 +34,8 @@ from .subprocess_call import WorkerFailed, subprocess_call
 
 # imports and the check take a while whatever the point
 START_SECONDS = 120.0
-# glibc: every tensor in its own mapping, returned when freed. The peak is then that of the call and the same in every run;
-# by default the allocator may keep up to twice as much, depending on earlier allocations
+# glibc: every tensor in its own mapping, returned when freed. The peak is then that of the call and the same in every
+# run; by default the allocator may keep up to twice as much, depending on earlier allocations
 PLAIN_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 

@@ -148,7 +148,7 @@ def peak_memory(call: Callable[[], object]) -> int:
 def hold_memory(hold: bool = True) -> None:
     """Let the process keep the memory of freed tensors, as tcmalloc and jemalloc do.
 
-    By default glibc returns it, so every tensor beyond 32 MiB consists of new pages, and the time to get them would count.
+    By default glibc returns it, so every tensor beyond 32 MiB consists of new pages, which take time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # glibc has it, musl does not

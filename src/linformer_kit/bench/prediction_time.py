@@ -1,6 +1,6 @@
 """`linformer benchmark`: how long one attention layer takes to predict, compared with full attention of the same sizes.
 
-As in `linformer compare`, each of the two layers first runs by itself in a new process, then both in interleaved rounds.
+As in `linformer compare`, each layer first runs by itself in a new process, then both in interleaved rounds.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The subjects that run `linformer_kit.training`: steps of the real training loop, and the preparation of data.
 
-Both use made-up reviews and the shipped configuration `imdb`. `training` is imported in functions: nothing else needs it.
+Both use made-up reviews and the shipped configuration `imdb`. `training` is imported lazily: nothing else needs it.
 """
 
 import contextlib
