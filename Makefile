@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SWEEPS := attention gemm_share growth causal encoders generation generation_source keras training preparation compare
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format docs bench results figures clean
@@ -38,28 +39,25 @@ docs: setup ## write docs/configuration.md again, from the types of the configur
 	$(BIN)/python -c 'from pathlib import Path; from linformer_kit.training.config_page import reference_page; \
 	  Path("docs/configuration.md").write_text(reference_page(), encoding="utf-8")'
 
-bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (over two hours; resumes)
-	$(BIN)/python benchmarks/choices.py
-	$(BIN)/python benchmarks/parts.py
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/models.py
-	$(BIN)/python benchmarks/models_profile.py
-	$(BIN)/python benchmarks/keras_layers.py
-	$(BIN)/python benchmarks/training.py $(if $(IMDB),--data $(IMDB))
-	$(BIN)/linformer compare benchmarks/compare.yaml --output results/compare.csv
+bench: setup ## measure speed and memory and write CSVs and tables of targets to results/ (several hours; resumes)
+	for sweep in $(SWEEPS); do $(BIN)/linformer compare benchmarks/$$sweep.yaml || exit; done
 	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv
+	$(BIN)/python benchmarks/profile.py
 
 results: setup ## train what docs/results.md tells of, Linformers beside full attention (hours; resumes); DATA=FOLDER for local data
 	$(BIN)/python benchmarks/learning.py $(if $(DATA),--data $(DATA))
 
 figures: setup ## draw every picture of the README and the documents again, from the CSVs in results/
-	$(BIN)/python benchmarks/attention.py --summary
-	$(BIN)/python benchmarks/models.py --summary
-	$(BIN)/python benchmarks/keras_layers.py --summary
-	$(BIN)/python benchmarks/training.py --summary
-	$(BIN)/python benchmarks/learning.py --summary
+	$(BIN)/linformer plot results/attention.csv --output results/attention.png
+	$(BIN)/linformer plot results/growth.csv --output results/growth.png
+	$(BIN)/linformer plot results/causal.csv --output results/causal.png
+	$(BIN)/linformer plot results/encoders.csv --output results/encoders.png
+	$(BIN)/linformer plot results/generation.csv --output results/generation.png
+	$(BIN)/linformer plot results/keras.csv --output results/keras.png
+	$(BIN)/linformer plot results/training.csv --output results/training.png
 	$(BIN)/linformer plot results/compare.csv --output results/compare.png
 	$(BIN)/linformer plot results/compare.csv --output results/compare.svg
+	$(BIN)/python benchmarks/learning.py --summary
 	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.png
 	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.svg
 	$(BIN)/linformer plot results/spectrum --output results/spectrum

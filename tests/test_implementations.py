@@ -1,5 +1,6 @@
 """The gate of the benchmarks: what is right passes and can be called, what is wrong is refused."""
 
+import functools
 import gzip
 import json
 from dataclasses import replace
@@ -41,8 +42,22 @@ def one_thread(monkeypatch):
 def point_of(name, subject, step="forward", length=128, **more):
     projects = implementations.projects(name, subject)
     is_causal = subject in ("causal-layer", "causal-lm") and projects
-    rows = {"projected_length": (4 if is_causal else 16) if projects else None, "block_length": 16 if is_causal else None}
-    return Point(**{"subject": subject, "step": step, "implementation": name, "length": length, "batch": 2, **rows, **SIZES, **more})
+    rows = {
+        "projected_length": (4 if is_causal else 16) if projects else None,
+        "block_length": 16 if is_causal else None,
+    }
+    return Point(
+        **{
+            "subject": subject,
+            "step": step,
+            "implementation": name,
+            "length": length,
+            "batch": 2,
+            **rows,
+            **SIZES,
+            **more,
+        }
+    )
 
 
 @pytest.mark.parametrize(("name", "subject"), [pair for pair in ALL if pair != SEES_THE_FUTURE], ids=str)
@@ -97,7 +112,10 @@ def scale_first_output(model):
 
 @pytest.mark.parametrize(
     ("name", "subject"),
-    [*((name, subject) for name in LINFORMERS for subject in ("layer", "encoder")), ("full-attention-eager", "encoder")],
+    [
+        *((name, subject) for name in LINFORMERS for subject in ("layer", "encoder")),
+        ("full-attention-eager", "encoder"),
+    ],
     ids=str,
 )
 def test_an_output_that_is_one_percent_too_large_is_refused(monkeypatch, name, subject):
@@ -225,11 +243,11 @@ def test_multiply_adds_are_those_of_the_products(rows):
 
 
 def test_the_cache_is_that_of_all_tokens():
-    workload = make_workload(point_of("full-attention", "causal-lm", "decoding", length=48, target_length=16, batch=1))
-    keys_and_values = 2 * 64 * 32 * 4
+    workload = make_workload(point_of("full-attention", "causal-lm", "decoding", length=112, target_length=16, batch=1))
+    keys_and_values = 2 * 128 * 32 * 4
     assert workload.columns[""]["cache_bytes"] == 2 * keys_and_values
-    assert workload.call().get_seq_length() == 64
-    assert workload.call().get_seq_length() == 64  # each call starts after the prompt
+    assert workload.call().get_seq_length() == 128
+    assert workload.call().get_seq_length() == 128  # each call starts after the prompt
 
 
 # Keras: the backend of this process; test_compare.py runs the others in their own
@@ -267,7 +285,12 @@ def test_keras_without_projection_must_not_differ_in_one_bit(monkeypatch):
     from linformer_kit.keras import LinearMultiHeadAttention
 
     right = LinearMultiHeadAttention.call
-    monkeypatch.setattr(LinearMultiHeadAttention, "call", lambda self, *args, **options: right(self, *args, **options) * (1 + 1e-6))
+
+    @functools.wraps(right)
+    def wrong(self, *args, **options):
+        return right(self, *args, **options) * (1 + 1e-6)
+
+    monkeypatch.setattr(LinearMultiHeadAttention, "call", wrong)
     with pytest.raises(WrongImplementation, match="bit for bit"):
         check(point_of("full-attention", "layer", backend="keras-torch"))
 
