@@ -42,7 +42,7 @@ docs: setup ## write docs/configuration.md again, from the types of the configur
 bench: setup ## measure speed and memory and write CSVs and tables of targets to results/ (several hours; resumes)
 	for sweep in $(SWEEPS); do $(BIN)/linformer compare benchmarks/$$sweep.yaml || exit; done
 	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv
-	$(BIN)/python benchmarks/profile.py
+	$(BIN)/python benchmarks/profile_layers.py
 
 results: setup ## train what docs/results.md tells of, Linformers beside full attention (hours; resumes); DATA=FOLDER for local data
 	$(BIN)/python benchmarks/learning.py $(if $(DATA),--data $(DATA))

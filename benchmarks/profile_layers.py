@@ -1,6 +1,6 @@
 """Where the time of a forward pass goes, and the choices inside the layers against their alternatives (docs/log.md).
 
-python benchmarks/profile.py      # about five minutes; writes choices.csv, parts.csv and models_profile.csv to results/
+python benchmarks/profile_layers.py      # about five minutes; writes choices.csv, parts.csv and models_profile.csv to results/
 """
 
 import math
