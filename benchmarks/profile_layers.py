@@ -1,6 +1,6 @@
 """Where the time of a forward pass goes, and the choices inside the layers against their alternatives (docs/log.md).
 
-python benchmarks/profile_layers.py      # about five minutes; writes choices.csv, parts.csv and models_profile.csv to results/
+python benchmarks/profile_layers.py    # five minutes; writes results/choices.csv, parts.csv and models_profile.csv
 """
 
 import math
@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-import transformers
 import typer
 from torch import Tensor
 from torch.autograd import DeviceType
@@ -35,9 +34,7 @@ Call = Callable[[], object]
 KINDS = {
     "products": ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm"),
     "fused attention": ("aten::_scaled_dot_product_flash_attention_for_cpu",),
-    "softmax": ("aten::_softmax",),
-    "activation": ("aten::gelu",),
-    "norms": ("aten::native_layer_norm",),
+    **{"softmax": ("aten::_softmax",), "activation": ("aten::gelu",), "norms": ("aten::native_layer_norm",)},
     "sums, copies and the like": ("aten::add", "aten::copy_", "aten::cat", "aten::mul", "aten::div", "aten::sub"),
 }
 
@@ -59,22 +56,6 @@ def patched(call: Call, *patches: tuple[object, str, object]) -> Call:
     return run
 
 
-# choices.csv
-
-
-def orders(x: Tensor, projected_length: int) -> dict[str, Call]:
-    call, chosen = layer_call(make_layer(projected_length), x, "forward"), LinformerAttention
-    return {
-        f"{keys}, {queries}": patched(
-            call,
-            (chosen, "_key_order", lambda *_, order=keys: order),
-            (chosen, "_query_order", lambda *_, order=queries: order),
-        )
-        for keys in ("sequence first", "features first")
-        for queries in ("per head", "folded")
-    }
-
-
 def questions() -> dict[str, dict[str, Call]]:
     """Everything that is timed: a question, and the answers to choose from."""
     x = torch.randn(BATCH, LENGTH, WIDTH)
@@ -86,12 +67,26 @@ def questions() -> dict[str, dict[str, Call]]:
     def written_out(query: Tensor) -> Tensor:
         return (query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1) @ values
 
+    def forward(rows: int, *patches: tuple[object, str, object], projection: str = "linear") -> Call:
+        return patched(layer_call(make_layer(rows, projection), x, "forward"), *patches)
+
+    def ordered(rows: int, keys: str, queries: str) -> Call:
+        chosen = (("_key_order", lambda *_: keys), ("_query_order", lambda *_: queries))
+        return forward(rows, *((LinformerAttention, name, choose) for name, choose in chosen))
+
     def chunks(rows: int) -> dict[str, Call]:
-        call, sizes = layer_call(make_layer(rows), x, "forward"), (512, 1024, 4096, 8192)
-        return {f"{n:,} queries at a time": patched(call, (attention_linformer, "QUERY_CHUNK", n)) for n in sizes}
+        sizes = (512, 1024, 4096, 8192)
+        return {f"{n:,} queries at a time": forward(rows, (attention_linformer, "QUERY_CHUNK", n)) for n in sizes}
 
     return {
-        **{f"order of the products, K={k}": orders(x, k) for k in (32, 64, 128)},
+        **{
+            f"order of the products, K={k}": {
+                f"{keys}, {queries}": ordered(k, keys, queries)
+                for keys in ("sequence first", "features first")
+                for queries in ("per head", "folded")
+            }
+            for k in (32, 64, 128)
+        },
         "softmax(Q keysᵀ) values, K=128": {
             "fused": lambda: F.scaled_dot_product_attention(query, keys, values),
             "written out": lambda: written_out(query),
@@ -111,8 +106,7 @@ def questions() -> dict[str, dict[str, Call]]:
         },
         "padding, K=128": {"without a mask": lambda: attention(x), "with a mask": lambda: attention(x, mask=mask)},
         "projections, K=128": {
-            name: layer_call(make_layer(128, name), x, "forward")
-            for name in ("linear", "dynamic", "conv", "mean", "max")
+            name: forward(128, projection=name) for name in ("linear", "dynamic", "conv", "mean", "max")
         },
     }
 
@@ -130,6 +124,7 @@ def allocator(projected_length: int, step: str) -> dict[str, float]:
 
 
 def choices() -> list[dict[str, str]]:
+    """The table choices.csv."""
     with torch.no_grad():
         timings = {question: time_interleaved(calls, most_rounds=15) for question, calls in questions().items()}
     medians = {question: {name: one.median or 0 for name, one in found.items()} for question, found in timings.items()}
@@ -142,24 +137,21 @@ def choices() -> list[dict[str, str]]:
     ]
 
 
-# parts.csv
-
-
 def parts_of(attention: LinformerAttention, x: Tensor, rows: int) -> dict[str, tuple[int, Call]]:
-    """Multiply-adds and call of each part; the last two products of the queries are folded into the keys, or per head."""
+    """Multiply-adds and call of each part."""
     projection, context, columns = attention.projection, attention.project(x), HEADS * rows
     assert projection is not None
     x_chunks, per_column = x.view(-1, 1, QUERY_CHUNK, WIDTH), BATCH * LENGTH * WIDTH
+    shortened, fold = BATCH * WIDTH * projection.multiply_adds_per_channel(LENGTH), 2 * BATCH * rows * WIDTH * WIDTH
     plan = attention.plan(LENGTH, BATCH)
     parts: dict[str, tuple[int, Call]] = {
         "all of it": (plan.multiply_adds, lambda: attention(x)),
-        "Eᵀ X": (BATCH * WIDTH * projection.multiply_adds_per_channel(LENGTH), lambda: projection(x)),
-        "Eᵀ X, keys and values": (0, lambda: attention.project(x)),
+        "Eᵀ X": (shortened, lambda: projection(x)),
+        "Eᵀ X, keys and values": (shortened + fold, lambda: attention.project(x)),
     }
     if plan.queries == "folded":
         keys, values, bias = (torch.randn(1, *size) for size in ((WIDTH, columns), (columns, WIDTH), (1, columns)))
         weights, outputs = torch.randn(1, QUERY_CHUNK, HEADS, rows), torch.empty_like(x_chunks)
-        fold = 2 * BATCH * rows * WIDTH * WIDTH
         return parts | {
             "W_Q keysᵀ and values W_O": (fold, lambda: attention._folded(context, need_weights=False)),
             "scores": (per_column * columns, lambda: [torch.baddbmm(bias, chunk, keys) for chunk in x_chunks]),
@@ -183,6 +175,7 @@ def parts_of(attention: LinformerAttention, x: Tensor, rows: int) -> dict[str, t
 
 @torch.no_grad()
 def parts() -> list[dict[str, str]]:
+    """The table parts.csv."""
     x, gemm, found = torch.randn(BATCH, LENGTH, WIDTH), Gemm(Point("layer", "forward", "gemm", LENGTH, None, BATCH)), []
     for rows in (32, 128):
         attention = make_layer(rows)
@@ -198,10 +191,8 @@ def parts() -> list[dict[str, str]]:
     return found
 
 
-# models_profile.csv
-
-
 def models(calls: int = 5) -> list[dict[str, str]]:
+    """The table models_profile.csv."""
     found = []
     for name, rows in (("linformer-kit", 128), ("full-attention", None), ("nystromformer", None)):
         call = make_workload(Point("encoder", "forward", name, LENGTH, rows, 1)).call
@@ -223,7 +214,6 @@ def models(calls: int = 5) -> list[dict[str, str]]:
 
 def main() -> None:
     """Write all three tables."""
-    transformers.logging.set_verbosity_error()
     for name, measure in (("choices", choices), ("parts", parts), ("models_profile", models)):
         write_rows(RESULTS / f"{name}.csv", measure())
 

@@ -310,7 +310,7 @@ def test_the_models_of_the_trainer_are_checked(monkeypatch, name):
             return stack
 
         monkeypatch.setattr(training_loop, "linformer_stack", wrong)
-        with pytest.raises(WrongImplementation, match="^linformer: "):
+        with pytest.raises(WrongImplementation, match=r"^linformer: "):
             check(point_of(name, "trainer", "training"))
 
 

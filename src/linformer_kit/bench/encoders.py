@@ -12,7 +12,6 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..models.attention_linformer import LinformerAttention
 from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerModel
 from ..models.projection_linformer import LinearProjection
@@ -92,10 +91,14 @@ def linformer_stack(ours: LinformerModel) -> nn.Module:
     from linformer import Linformer
 
     config = ours.config
-    sizes = {"dim": config.hidden_size, "seq_len": config.max_position_embeddings, "depth": config.num_hidden_layers}
+    sizes: dict[str, Any] = {
+        "dim": config.hidden_size,
+        "seq_len": config.max_position_embeddings,
+        "depth": config.num_hidden_layers,
+    }
     sizes |= {"k": config.projected_length, "heads": config.num_attention_heads}
     stack = Linformer(**sizes, dropout=config.hidden_dropout_prob)
-    for layer, (attention, feed_forward) in zip(layers_of(ours), stack.net.layers, strict=True):
+    for layer, (attention, feed_forward) in zip(ours.layers, stack.net.layers, strict=True):
         copy_to_linformer(layer.attention, attention.fn)
         copy_feed_forward(layer, attention, feed_forward, "w1", "w2")
     return stack
@@ -109,7 +112,7 @@ def linformer_pytorch_encoder(point: Point) -> nn.Module:
     options = {"dropout": 0.0, "dropout_ff": 0.0, "activation": "gelu", "parameter_sharing": "headwise"}
     sizes = {"dim_ff": 4 * point.hidden_size, "nhead": point.num_heads, "depth": point.num_layers}
     stack = Linformer(point.length, point.hidden_size, point.rows, **sizes, **options)
-    for layer, attention, feed_forward in zip(layers_of(ours), stack.seq[::2], stack.seq[1::2], strict=True):
+    for layer, attention, feed_forward in zip(ours.layers, stack.seq[::2], stack.seq[1::2], strict=True):
         copy_to_linformer_pytorch(layer.attention, attention.fn)
         copy_feed_forward(layer, attention, feed_forward, "w_1", "w_2")
     return PackageEncoder(ours, stack)
@@ -126,10 +129,6 @@ def copy_feed_forward(layer: Any, attention: Any, feed_forward: Any, inner: str,
         theirs.load_state_dict(ours.state_dict())
         if hasattr(ours, "eps"):
             theirs.eps = ours.eps
-
-
-def layers_of(model: LinformerModel) -> list[Any]:
-    return list(model.layers)
 
 
 # transformers
@@ -196,8 +195,8 @@ def check_encoder(point: Point, model: nn.Module) -> None:
 
 def as_linformer(model: transformers.BertModel) -> LinformerModel:
     """Our encoder without projection and with norms last, with the weights of a BERT: the same function."""
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    names += ("hidden_act", "max_position_embeddings", "layer_norm_eps")
+    names = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
+    names += ["hidden_act", "max_position_embeddings", "layer_norm_eps"]
     options = {name: getattr(model.config, name) for name in names}
     ours = LinformerModel(LinformerConfig(**options, **NO_DROPOUT, projection="none", norm_first=False))
     in_bert = {
@@ -241,7 +240,6 @@ def encoder_multiply_adds(model: nn.Module, length: int, batch: int) -> int | No
     if not isinstance(model, LinformerModel):
         return None
     feed_forward = 2 * batch * length * model.config.hidden_size * model.config.intermediate_size
-    attentions = [layer.attention for layer in layers_of(model)]
-    assert all(isinstance(attention, LinformerAttention) for attention in attentions)
-    plans = [attention.plan(length, batch, projection=model.projection) for attention in attentions]
+    layers: list[Any] = list(model.layers)
+    plans = [layer.attention.plan(length, batch, projection=model.projection) for layer in layers]
     return sum(plan.multiply_adds + feed_forward for plan in plans)

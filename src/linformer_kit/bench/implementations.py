@@ -1,6 +1,5 @@
 """The registry: which implementation has which subjects, and how a point is built, checked and called."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,13 +73,14 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
             "encoder-decoder": generators.LinformerPytorchEncoderDecoder,
         },
     ),
-    "bert": Implementation(TRANSFORMERS, False, {"encoder": encoders.bert}),
-    BERT_EAGER: Implementation(TRANSFORMERS, False, {"encoder": encoders.bert_eager}),
-    "modern-bert": Implementation(TRANSFORMERS, False, {"encoder": encoders.modern_bert}),
-    "longformer": Implementation(TRANSFORMERS, False, {"encoder": encoders.longformer}),
-    "big-bird": Implementation(TRANSFORMERS, False, {"encoder": encoders.big_bird}),
-    "nystromformer": Implementation(TRANSFORMERS, False, {"encoder": encoders.nystromformer}),
-    "fnet": Implementation(TRANSFORMERS, False, {"encoder": encoders.fnet}),
+    **{
+        name: Implementation(TRANSFORMERS, False, {"encoder": build})
+        for name, build in {
+            **{"bert": encoders.bert, BERT_EAGER: encoders.bert_eager, "modern-bert": encoders.modern_bert},
+            **{"longformer": encoders.longformer, "big-bird": encoders.big_bird},
+            **{"nystromformer": encoders.nystromformer, "fnet": encoders.fnet},
+        }.items()
+    },
     "led": Implementation(TRANSFORMERS, False, {"encoder-decoder": generators.led}),
     "long-t5": Implementation(TRANSFORMERS, False, {"encoder-decoder": generators.long_t5}),
     GEMM: Implementation("torch", False, {"layer": layers.Gemm}),
@@ -205,7 +205,3 @@ def call_and_wait(call: Callable[[], object], device: torch.device) -> None:
     """A GPU still works when the Python call returns."""
     call()
     torch.accelerator.synchronize(device)
-
-
-def count_parameters(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(math.prod(shape) for shape in shapes.values())

@@ -3,6 +3,7 @@
 Both use made-up reviews and the shipped configuration `imdb`. `training` is imported lazily: nothing else needs it.
 """
 
+import atexit
 import contextlib
 import copy
 import gzip
@@ -14,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,12 +74,9 @@ def made_up_words(generator: np.random.Generator, count: int) -> list[str]:
 
 def temporary_folder() -> Path:
     """Removed when the worker process ends."""
-    holder = tempfile.TemporaryDirectory(prefix="linformer-compare-")
-    _held.append(holder)
-    return Path(holder.name)
-
-
-_held: list[tempfile.TemporaryDirectory] = []
+    folder = Path(tempfile.mkdtemp(prefix="linformer-compare-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def overrides(point: Point, folder: Path) -> list[str]:
@@ -105,10 +104,10 @@ class PackageLayers(nn.Module):
         super().__init__()
         self.stack = linformer_stack(ours)
 
-    def forward(self, x_BNC: Tensor, mask_BN: Tensor | None, *others: Any, **options: Any) -> Tensor:
+    def forward(self, x_BNC: Tensor, mask_BN: Tensor | None, *others: Any, **options: Any) -> tuple[Tensor, None, None]:
         if mask_BN is not None:
             raise ValueError(f"{LINFORMER} ignores masks; all examples must have the same length")
-        return self.stack(x_BNC)
+        return self.stack(x_BNC), None, None  # as `LinformerLayer`: hidden states, and no attention weights
 
 
 def with_package_layers(model: Any) -> Any:
@@ -119,8 +118,6 @@ def with_package_layers(model: Any) -> Any:
 
 def check_trainer(point: Point) -> None:
     """The model without dropout against the plain form in float64."""
-    from dataclasses import replace
-
     small = replace(point.small(), variant=point.variant.split(",")[0].replace(NO_DROPOUT, ""))
     torch.manual_seed(0)
     exact = our_encoder(small)
