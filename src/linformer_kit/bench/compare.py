@@ -236,8 +236,9 @@ class Comparison:
         self.tried.add(point)
         peak_mib = None if found.peak_bytes is None else found.peak_bytes / 2**20
         if found.status == OK:  # it has to share the rounds with all others: their times are discarded
-            self.table.put([self.row(rival, **as_row(Timing(""))) for rival in self.rivals(group) if self.found(rival)])
-        measured = {"memory_status": found.status, "peak_mib": peak_mib, "note": found.note}
+            rivals = [rival for rival in self.rivals(group) if self.found(rival)]
+            self.table.put([{**self.row(rival), **as_row(Timing(""))} for rival in rivals])
+        measured: dict[str, Any] = {"memory_status": found.status, "peak_mib": peak_mib, "note": found.note}
         measured |= {"time_limit": self.sweep.time_limit, "status": None if found.status == OK else found.status}
         columns = {**found.columns, "": found.columns.get("", {}) | measured}
         self.table.put([self.row(point, phase, **values) for phase, values in columns.items()])

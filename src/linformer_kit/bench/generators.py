@@ -81,7 +81,7 @@ class LinformerPytorchEncoderDecoder(nn.Module):
         super().__init__()
         from linformer_pytorch import LinformerEncDec
 
-        options = {"dim_k": point.rows, "dim_ff": 4 * point.hidden_size, "nhead": point.num_heads}
+        options: dict[str, Any] = {"dim_k": point.rows, "dim_ff": 4 * point.hidden_size, "nhead": point.num_heads}
         options |= {"depth": point.num_layers, "dropout": 0.0, "dropout_ff": 0.0}
         both = {f"{part}_{name}": value for part in ("enc", "dec") for name, value in options.items()}
         self.model = LinformerEncDec(*(2 * (VOCABULARY, point.length, point.hidden_size)), **both)
@@ -213,7 +213,7 @@ def generator_call(model: Any, ids_BN: Tensor, point: Point) -> Callable[[], obj
 
     if point.step == "decoding":
         return partial(decode, model, read(model, ids_BN), point.target_length)
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "forward": forward,
         "training": training,
         "generation": generation,

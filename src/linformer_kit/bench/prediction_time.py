@@ -71,10 +71,8 @@ class Experiment:
 
 def measure(experiment: Experiment, console: Console) -> dict[str, Any]:
     """Everything that is shown, as plain values."""
-    backend, facts = "torch", {}
-    if experiment.backend == "keras":
-        backend, facts = keras_backend(experiment.device)
-    else:
+    backend, facts = keras_backend(experiment.device) if experiment.backend == "keras" else ("torch", {})
+    if experiment.backend == "torch":
         check_device(experiment.device)
     points = {layer: experiment.point(layer, backend) for layer in LAYERS}
     with console.status("peak memory, each layer in a new process"):
