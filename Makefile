@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # the documentation site, with warnings as errors
 SITE := $(BIN)/sphinx-build -c docs -d build/doctrees --fresh-env --fail-on-warning --keep-going --quiet . site
+SWEEPS := attention gemm_share growth causal encoders generation generation_source keras training preparation compare
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format docs build bench results figures clean
@@ -46,28 +47,25 @@ docs: setup ## build the documentation site in site/, after updating its generat
 build: setup ## build the sdist and the wheel in dist/, and run each in a new environment
 	$(BIN)/python scripts/check_distributions.py
 
-bench: setup ## measure speed and memory beside other packages; CSVs and pictures in results/ (over two hours; resumes)
-	$(BIN)/python benchmarks/choices.py
-	$(BIN)/python benchmarks/parts.py
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/models.py
-	$(BIN)/python benchmarks/models_profile.py
-	$(BIN)/python benchmarks/keras_layers.py
-	$(BIN)/python benchmarks/training.py $(if $(IMDB),--data $(IMDB))
-	$(BIN)/linformer compare benchmarks/compare.yaml --output results/compare.csv
+bench: setup ## measure speed and memory and write CSVs and tables of targets to results/ (several hours; resumes)
+	for sweep in $(SWEEPS); do $(BIN)/linformer compare benchmarks/$$sweep.yaml || exit; done
 	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv
+	$(BIN)/python benchmarks/profile_layers.py
 
 results: setup ## train the models of docs/results.md (hours; resumes); DATA=FOLDER for local data
 	$(BIN)/python benchmarks/learning.py $(if $(DATA),--data $(DATA))
 
 figures: setup ## draw every picture of the README and the documents again, from the CSVs in results/
-	$(BIN)/python benchmarks/attention.py --summary
-	$(BIN)/python benchmarks/models.py --summary
-	$(BIN)/python benchmarks/keras_layers.py --summary
-	$(BIN)/python benchmarks/training.py --summary
-	$(BIN)/python benchmarks/learning.py --summary
+	$(BIN)/linformer plot results/attention.csv --output results/attention.png
+	$(BIN)/linformer plot results/growth.csv --output results/growth.png
+	$(BIN)/linformer plot results/causal.csv --output results/causal.png
+	$(BIN)/linformer plot results/encoders.csv --output results/encoders.png
+	$(BIN)/linformer plot results/generation.csv --output results/generation.png
+	$(BIN)/linformer plot results/keras.csv --output results/keras.png
+	$(BIN)/linformer plot results/training.csv --output results/training.png
 	$(BIN)/linformer plot results/compare.csv --output results/compare.png
 	$(BIN)/linformer plot results/compare.csv --output results/compare.svg
+	$(BIN)/python benchmarks/learning.py --summary
 	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.png
 	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.svg
 	$(BIN)/linformer plot results/spectrum --output results/spectrum

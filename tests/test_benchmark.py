@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from linformer_kit.bench import prediction_time
-from linformer_kit.bench.peers import WrongImplementation
-from linformer_kit.bench.prediction_time import WHICH, Experiment, build
+from linformer_kit.bench import isolated, keras_layers, layers
+from linformer_kit.bench.implementations import check, make_workload
+from linformer_kit.bench.isolated import isolated_here
+from linformer_kit.bench.measure import WRONG
+from linformer_kit.bench.prediction_time import LAYERS, Experiment
 from linformer_kit.cli import app
 
 SCRIPT = Path(sys.executable).with_name("linformer")
@@ -30,7 +33,7 @@ def test_the_published_experiment_as_json():
     done = run("benchmark", "--batch-size", 2, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    ours, full = (found["layers"][which] for which in WHICH)
+    ours, full = (found["layers"][which] for which in LAYERS)
     assert found["settings"]["sequence_length"] == 2000
     assert (ours["parameters"], full["parameters"]) == (1_307_904, 1_051_904)
     assert ours["parts"]["projection.weight"] == {"shape": [2000, 2, 64], "parameters": 256_000}
@@ -60,35 +63,39 @@ def test_keras_shows_tables():
         COLUMNS="200",
     )
     assert done.returncode == 0, done.stderr
-    for text in ("on torch", "50 × 1 × 8", "in all", "Full attention takes", "times as long", "peak memory"):
+    for text in ("on torch", "50 × 1 × 8", "total", "Full attention takes", "times as long", "peak memory"):
         assert text in done.stdout
 
 
 @pytest.mark.parametrize(("sharing", "parameters"), [("headwise", 1_307_904), ("kv", 1_179_904), ("none", 3_099_904)])
 def test_the_parameters_of_the_published_sizes(sharing, parameters):
-    layer = build(replace(PUBLISHED, batch_size=1, sharing=sharing), "Linformer")
-    assert sum(count for _, count in layer.parameters.values()) == parameters
+    point = replace(PUBLISHED, batch_size=1, sharing=sharing).point("Linformer", "torch")
+    assert sum(map(prod, make_workload(point).parameters.values())) == parameters
 
 
 @pytest.mark.parametrize("projection", ["linear", "dynamic", "conv", "mean", "max", "random"])
-@pytest.mark.parametrize("backend", ["torch", "keras"])
+@pytest.mark.parametrize("backend", ["torch", "keras-torch"])
 def test_every_projection_passes_the_check(backend, projection):
-    experiment = replace(SMALL, backend=backend, projection=projection)
-    for which in WHICH:
-        build(experiment, which).call()
+    for layer in LAYERS:
+        point = replace(SMALL, projection=projection).point(layer, backend)
+        check(point)
+        make_workload(point).call()
 
 
-@pytest.mark.parametrize("backend", ["torch", "keras"])
-@pytest.mark.parametrize("which", WHICH)
-def test_a_layer_that_computes_something_else_is_not_timed(monkeypatch, backend, which):
-    right = prediction_time.check
+@pytest.mark.parametrize("backend", ["torch", "keras-torch"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_that_computes_something_else_is_not_timed(monkeypatch, backend, layer):
+    right = layers.require_output_agreement
 
-    def with_a_mistake(experiment, which, layer, output, x):
-        right(experiment, which, layer, 1.001 * output, x)
+    def with_a_mistake(name, output, exact, x):
+        right(name, 1.001 * output, exact, x)
 
-    monkeypatch.setattr(prediction_time, "check", with_a_mistake)
-    with pytest.raises(WrongImplementation, match=f"{which}: its output differs from the float64 result by"):
-        build(replace(SMALL, backend=backend), which)
+    for module in (layers, keras_layers):
+        monkeypatch.setattr(module, "require_output_agreement", with_a_mistake)
+    monkeypatch.setattr(isolated, "make_workload", lambda point: pytest.fail("it was called"))
+    found = isolated_here(SMALL.point(layer, backend), 60.0)
+    assert found.status == WRONG
+    assert f"{LAYERS[layer]}: its output without gradients differs from the float64 result by" in found.note
 
 
 @pytest.mark.parametrize(

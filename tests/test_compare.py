@@ -1,4 +1,4 @@
-"""`linformer compare`: only what is right is timed, every point once, nothing measured is lost."""
+"""`linformer compare`: every point is measured once, nothing is lost, numbers from elsewhere are not added to."""
 
 import csv
 import itertools
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,123 +16,38 @@ import torch
 from typer.testing import CliRunner
 
 from linformer_kit.bench import compare as compare_module
-from linformer_kit.bench import implementations, names, paper_table, solo
+from linformer_kit.bench import isolated, machine, paper_table
 from linformer_kit.bench.compare import Comparison
-from linformer_kit.bench.implementations import IMPLEMENTATIONS, Point, check
-from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, is_out_of_memory
-from linformer_kit.bench.peers import WrongImplementation
-from linformer_kit.bench.result_table import COLUMNS, FACTS, FOUND, KEYS, read_points
-from linformer_kit.bench.sweep import PRESETS, Sweep, read_sweep
+from linformer_kit.bench.implementations import IMPLEMENTATIONS, projects
+from linformer_kit.bench.isolated import Isolated, isolated_here, measure_isolated, rounds_here
+from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing, is_out_of_memory
+from linformer_kit.bench.point import Point
+from linformer_kit.bench.result_table import ADDED, COLUMNS, FACTS, KEYS, open_table, read_points
+from linformer_kit.bench.subprocess_call import WorkerFailed, subprocess_call
+from linformer_kit.bench.sweep import PRESETS, Sweep, read_keys, read_sweep
 from linformer_kit.cli import app
-from linformer_kit.csv_tables import Table
+from linformer_kit.csv_tables import as_csv
 from linformer_kit.errors import UserError
-from linformer_kit.models import attention_linformer
 
+ROOT = Path(__file__).parent.parent
 SIZES = {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "target_length": 8}
-SEES_THE_FUTURE = ("linformer-pytorch", "encoder-decoder")
-ALL = [(name, subject) for name, contender in IMPLEMENTATIONS.items() for subject in contender.builds]
 
 
 def point_of(name, subject, step="forward", length=128):
-    return Point(subject, step, name, length, 16 if IMPLEMENTATIONS[name].projects else None, 2, **SIZES)
+    return Point(subject, step, name, length, 16 if projects(name, subject) else None, 2, **SIZES)
 
 
 def linformer(*arguments):
     return CliRunner().invoke(app, ["compare", *map(str, arguments)])
 
 
-# the check
-
-
-@pytest.mark.parametrize(("name", "subject"), [pair for pair in ALL if pair != SEES_THE_FUTURE], ids=str)
-def test_what_is_right_passes_and_can_be_called(name, subject):
-    point = point_of(name, subject)
-    check(point)
-    for step in ("forward", "training", *(["generation"] if subject == "encoder-decoder" else [])):
-        implementations.call_of(replace(point, step=step))()
-
-
-@pytest.mark.parametrize("length", [97, 1500], ids="N{}".format)
-@pytest.mark.parametrize("name", ["linformer-kit", "linformer-kit-none", "linformer", "linformer-pytorch"])
-def test_layers_are_checked_at_their_own_length(name, length):
-    check(point_of(name, "layer", length=length))
-
-
-def test_an_encoder_decoder_that_sees_the_future_is_refused():
-    with pytest.raises(WrongImplementation, match=r"linformer-pytorch: another last token .* it sees the future"):
-        check(point_of(*SEES_THE_FUTURE))
-
-
-@pytest.mark.parametrize("name", ["linformer-kit", "linformer-kit-none", "linformer", "linformer-pytorch"])
-@pytest.mark.parametrize("subject", ["layer", "encoder"])
-def test_one_percent_too_much_is_refused(monkeypatch, name, subject):
-    right = IMPLEMENTATIONS[name].builds[subject]
-
-    def wrong(point):
-        model = right(point)
-        ends = ("output.weight", "to_out.weight", "w_o.weight")
-        weight = next(weight for name, weight in model.named_parameters() if name.endswith(ends))
-        weight.data *= 1.01  # W_O of the first layer
-        return model
-
-    # the check builds its own twin of what is built, with the same seed
-    monkeypatch.setattr(implementations, "build", wrong)
-    with pytest.raises(WrongImplementation, match=f"^{name}: its"):
-        check(point_of(name, subject))
-
-
-def softmax_that_is_too_sharp(query, *rest, right=attention_linformer.softmax_attention, **options):
-    return right(1.01 * query, *rest, **options)
-
-
-@pytest.mark.parametrize("name", ["linformer-kit", "linformer-kit-none"])
-@pytest.mark.parametrize("subject", ["layer", "encoder", "encoder-decoder"])
-def test_a_softmax_that_is_too_sharp_is_refused(monkeypatch, name, subject):
-    """Ours is compared with the equation, not with itself."""
-    monkeypatch.setattr(attention_linformer, "softmax_attention", softmax_that_is_too_sharp)
-    with pytest.raises(WrongImplementation, match=f"^{name}: its"):
-        check(point_of(name, subject))
-
-
-@pytest.mark.parametrize("length", [128, 1500], ids="N{}".format)
-def test_what_is_done_in_chunks_without_gradients_is_checked(monkeypatch, length):
-    """Layers are timed without gradients and with more queries than a chunk."""
-    right = attention_linformer.in_chunks
-
-    def too_loud(*args):
-        outputs, weights = right(*args)
-        return outputs.mul_(1.01), weights
-
-    monkeypatch.setattr(attention_linformer, "in_chunks", too_loud)
-    with pytest.raises(WrongImplementation, match="its output without gradients"):
-        check(replace(point_of("linformer-kit", "layer", length=length), batch=16))
-
-
-def test_a_package_is_needed_only_for_itself(monkeypatch):
-    version = metadata.version
-
-    def without(package):
-        if package == "linformer-pytorch":
-            raise metadata.PackageNotFoundError(package)
-        return version(package)
-
-    monkeypatch.setattr(metadata, "version", without)
-    check(point_of("linformer", "layer"))
-
-
-def test_the_names_that_a_shell_completes_are_those_there_are():
-    assert tuple(IMPLEMENTATIONS) == names.IMPLEMENTATIONS
-    assert set(names.SUBJECTS) == set(implementations.CHECKS)
-    assert {step for step in names.STEPS if step != "generation"} == set(implementations.MODES)
-
-
-# one point alone
+# one point by itself
 
 
 def test_the_memory_of_a_point_is_that_of_its_attention_weights():
     """Unfused attention stores all its weights twice, before and after the softmax; that is most of what it takes."""
     point = Point("encoder", "forward", "bert-eager", 1024, None, 2, **{**SIZES, "num_layers": 1})
-    found = solo.solo(point, 60.0)
+    found = measure_isolated(point, 60.0)
     assert found.status == OK
     weights = 2 * 4 * 1024**2 * 4
     assert 2 * weights <= found.peak_bytes < 2.5 * weights
@@ -141,25 +55,69 @@ def test_the_memory_of_a_point_is_that_of_its_attention_weights():
 
 def test_what_does_not_fit_is_recorded_as_such():
     point = Point("encoder", "forward", "bert-eager", 65536, None, 64, hidden_size=8, num_heads=4, num_layers=1)  # 4 TB
-    assert solo.solo(point, 60.0) == solo.Solo(OUT_OF_MEMORY)
+    assert measure_isolated(point, 60.0) == Isolated(OUT_OF_MEMORY)
 
 
-def test_what_fails_for_reasons_of_its_own_does_not_end_the_sweep():
+def test_an_implementation_that_fails_does_not_end_the_sweep():
     point = Point("encoder", "forward", "nystromformer", 100, None, 1, **SIZES)  # not a multiple of its 64 landmarks
-    found = solo.solo(point, 60.0)
+    found = measure_isolated(point, 60.0)
     assert found.status == FAILED
     assert "RuntimeError: shape" in found.note
 
 
 def test_what_takes_too_long_is_recorded_as_such():
-    found = solo.measure_here(point_of("linformer-kit", "layer"), time_limit=1e-9)
+    found = isolated_here(point_of("linformer-kit", "layer"), time_limit=1e-9)
     assert found.status == OVER_TIME_LIMIT
     assert "the limit is 0 s" in found.note
 
 
 def test_a_process_that_hangs_is_ended():
-    with pytest.raises(solo.WorkerFailed, match=OVER_TIME_LIMIT):
-        solo.ask("linformer_kit.bench.solo", {}, seconds=0.01)
+    with pytest.raises(WorkerFailed, match=OVER_TIME_LIMIT):
+        subprocess_call("linformer_kit.bench.isolated", {}, seconds=0.01)
+
+
+def test_a_process_that_dies_is_recorded_with_its_last_words():
+    with pytest.raises(WorkerFailed, match=r"failed: .*No module named"):
+        subprocess_call("linformer_kit.no_such_module", {})
+
+
+def test_rounds_that_die_are_recorded_for_all_points(monkeypatch):
+    def killed(*args, **options):
+        raise WorkerFailed(OUT_OF_MEMORY)
+
+    monkeypatch.setattr(isolated, "subprocess_call", killed)
+    points = [point_of("linformer-kit", "layer"), point_of("full-attention", "layer")]
+    assert isolated.measure_rounds(points, 1.0, 3, hold=True) == dict.fromkeys(points, Timing(OUT_OF_MEMORY))
+
+
+def test_a_point_that_does_not_fit_next_to_the_others_is_recorded(monkeypatch):
+    right = isolated.make_workload
+
+    def too_large(point):
+        if point.implementation == "full-attention":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return right(point)
+
+    monkeypatch.setattr(isolated, "make_workload", too_large)
+    points = [point_of("linformer-kit", "layer"), point_of("full-attention", "layer")]
+    first, second = rounds_here(points, 0.1, 1, hold=False)
+    assert (first.status, first.rounds, second) == (OK, 1, Timing(OUT_OF_MEMORY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["keras-torch", "keras-jax", "keras-tensorflow"])
+def test_a_keras_layer_is_measured_on_its_backend(backend):
+    pytest.importorskip(backend.removeprefix("keras-"))
+    point = replace(point_of("linformer-kit", "layer", "training", length=48), backend=backend)
+    assert measure_isolated(point, 60.0).status == OK
+    (timing,) = isolated.measure_rounds([point], 0.1, 1, hold=False).values()
+    assert timing.status == OK
+
+
+def test_each_backend_of_keras_has_its_environment():
+    point = replace(point_of("linformer-kit", "layer"), backend="keras-jax")
+    assert isolated.environment_of(point)["KERAS_BACKEND"] == "jax"
+    assert isolated.environment_of(point_of("linformer-kit", "layer")) == {}
 
 
 # what is swept
@@ -170,7 +128,7 @@ def test_every_point_that_makes_sense_is_there_once():
         {
             "lengths": [64, 512, 64],
             "projected_lengths": [32, 128],
-            "implementations": ["linformer-kit", "linformer-kit-none", "linformer", "led"],
+            "implementations": ["linformer-kit", "full-attention", "linformer", "led"],
             "subjects": ["layer", "encoder-decoder"],
             "steps": ["forward", "generation"],
         }
@@ -178,7 +136,7 @@ def test_every_point_that_makes_sense_is_there_once():
     found = [
         (point.length, point.subject, point.step, point.implementation, point.projected_length)
         for group in sweep.groups()
-        for point in group.points(batch=1)
+        for point in group.points()
     ]
     assert len(found) == len(set(found))
     expected = set()
@@ -190,7 +148,7 @@ def test_every_point_that_makes_sense_is_there_once():
                 expected.add((length, subject, step, "linformer-kit", rows))
                 if subject == "layer":
                     expected.add((length, subject, step, "linformer", rows))
-        expected.add((length, subject, step, "linformer-kit-none", None))
+        expected.add((length, subject, step, "full-attention", None))
         if subject == "encoder-decoder":
             expected.add((length, subject, step, "led", None))
     assert set(found) == expected
@@ -199,6 +157,43 @@ def test_every_point_that_makes_sense_is_there_once():
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_presets_can_be_read(preset):
     assert read_sweep(PRESETS[preset]).groups()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_sweeps_of_the_benchmarks_can_be_read_and_name_their_table(path):
+    if "learning" in path.stem:
+        pytest.skip("not a sweep")
+    sweep = read_sweep(read_keys(path))
+    assert sweep.groups()
+    assert sweep.output == f"results/{path.stem}.csv"
+    assert read_points(ROOT / sweep.output)
+
+
+def test_a_former_name_is_accepted_with_a_warning():
+    with pytest.warns(FutureWarning, match="linformer-kit-none is now called full-attention"):
+        sweep = read_sweep({"implementations": ["linformer-kit", "linformer-kit-none"]})
+    assert sweep.implementations == ["linformer-kit", "full-attention"]
+
+
+def test_blocks_and_slots_of_causal_subjects():
+    keys = {"subjects": ["causal-layer"], "projected_lengths": [4, 16], "block_lengths": [8, 32], "lengths": [64]}
+    (group,) = read_sweep({**keys, "implementations": ["linformer-kit", "full-attention"]}).groups()
+    found = {(point.implementation, point.block_length, point.projected_length) for point in group.points()}
+    ours = {("linformer-kit", block, slots) for block, slots in ((8, 4), (32, 4), (32, 16))}
+    assert found == {*ours, ("full-attention", None, None)}
+
+
+def test_batches_are_fixed_or_hold_the_same_number_of_tokens():
+    keys = {"lengths": [512, 8192], "implementations": ["full-attention"]}
+    batches = [
+        [p.batch for g in read_sweep({**keys, **more}).groups() for p in g.points()] for more in ({}, {"batch": 3})
+    ]
+    assert batches == [[8, 1], [3, 3]]
+
+
+def test_all_lengths_share_the_rounds_if_wanted():
+    (group,) = read_sweep({"lengths": [64, 32], "projected_lengths": [8], "interleave_lengths": True}).groups()
+    assert {point.length for point in group.points()} == {32, 64}
 
 
 @pytest.mark.parametrize(
@@ -215,9 +210,15 @@ def test_the_presets_can_be_read(preset):
         (["--lengths", "many"], "'many' is not a list of whole numbers, such as 512,1024"),
         (["--lengths", ","], "lengths is empty"),
         (["--lengths", "0"], "lengths[0] is 0; it must be at least 1"),
-        (["--subjects", "decoder"], "subjects[0] is the text 'decoder'; allowed: layer, encoder, encoder-decoder"),
-        (["--steps", "generation"], "linformer-kit takes no part in layer × generation"),
-        (["--implementations", "bert"], "bert takes no part in layer × forward; it has encoder"),
+        (
+            ["--subjects", "decoder"],
+            "subjects[0] is the text 'decoder'; allowed: layer, causal-layer, encoder, encoder-decoder",
+        ),
+        (["--steps", "generation"], "linformer-kit has nothing to measure for layer × generation on torch"),
+        (
+            ["--implementations", "bert"],
+            "bert has nothing to measure for layer × forward on torch; it has the subjects encoder",
+        ),
         (["--device", "tpu"], "device is 'tpu'; PyTorch has here: cpu"),
         (["--time-limit", "0"], "time_limit is 0.0; it must be larger than 0"),
         (["--tokens", "-1"], "tokens is -1; it must be at least 0"),
@@ -238,8 +239,15 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path)
     ("text", "said"),
     [
         ("lenghts: [64]", "there is no key lenghts; did you mean 'lengths'? allowed here: lengths, projected_lengths"),
-        ("hidden_size: 30\nnum_heads: 4", "hidden_size is 30, which 4 heads cannot share"),
-        ("sharing: kv\nimplementations: [linformer]", "sharing is kv, but linformer is compared with headwise only"),
+        ("hidden_size: 30\nnum_heads: 4", "hidden_size is 30, which is not divisible by num_heads, which is 4"),
+        ("sharing: kv\nimplementations: [linformer]", "sharing is kv, but linformer supports headwise only"),
+        ("interleave_lengths: true\ntokens: 0", "with interleave_lengths give batch or tokens"),
+        (
+            "backends: [keras-torch]\nimplementations: [linformer]",
+            "linformer has nothing to measure for layer × forward on",
+        ),
+        ("targets: [{name: x, of: {size: 1}}]", "the target 'x' has the key size; allowed: subject, step"),
+        ("targets: [{name: x, of: {}, quantity: speed}]", "the target 'x' has the quantity speed; allowed: seconds"),
         ("just words", "holds no keys; it may have lengths, "),
         ("lengths: [64\n", "is not YAML"),
     ],
@@ -255,7 +263,7 @@ def test_a_bad_sweep_is_one_line(text, said, tmp_path):
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(IMPLEMENTATIONS, "linformer", replace(IMPLEMENTATIONS["linformer"], package="no-such-package"))
     with pytest.raises(
-        UserError, match=r'no-such-package is not installed; run: pip install "linformer-kit\[bench\]", or leave'
+        UserError, match=r'no-such-package is not installed; run: pip install "linformer-kit\[bench\]", or leave it out'
     ):
         read_sweep({"implementations": ["linformer"]})
 
@@ -291,17 +299,63 @@ def comparison_of(tmp_path, **keys):
     sweep = Sweep(
         **{**SIZES, "lengths": [128], "projected_lengths": [16], "implementations": ["linformer-kit", "bert"], **keys}
     )
-    return Comparison(replace(sweep, subjects=["encoder"]), Table(tmp_path / "points.csv", KEYS, (*FOUND, *FACTS)))
+    return Comparison(replace(sweep, subjects=["encoder"]), open_table(tmp_path / "points.csv"))
 
 
-@pytest.mark.parametrize("fact", ["cpu", "torch", "model_code"])
-def test_numbers_from_elsewhere_are_not_added_to(fact, tmp_path):
+@pytest.mark.parametrize("fact", ["cpu", "torch", "code"])
+def test_numbers_from_elsewhere_are_not_added_to(fact, tmp_path, monkeypatch):
     comparison = comparison_of(tmp_path)
     comparison.table.put([comparison.row(point_of("linformer", "encoder"))])
     comparison.require_same_facts()
     comparison.machine[fact] = "another"
+    if fact == "code":
+        monkeypatch.setattr(compare_module, "timed_code", lambda subject, backend: "another")
     with pytest.raises(UserError, match=r"points\.csv was measured with \w+=.*, now it is another, .*--fresh"):
         comparison.require_same_facts()
+
+
+def test_the_fingerprint_covers_all_code_that_runs_but_no_comments(tmp_path):
+    file = tmp_path / "models" / "deeper" / "module.py"
+    file.parent.mkdir(parents=True)
+    fingerprints = []
+    for text in ("x = 1\n", "x = 1  # one\n", "x = 2\n"):
+        file.write_text(text)
+        machine.code_fingerprint.cache_clear()
+        fingerprints.append(machine.code_fingerprint(tmp_path / "models"))
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+    kinds = [machine.timed_code(*kind) for kind in (("layer", "torch"), ("layer", "keras-jax"), ("trainer", "torch"))]
+    assert len(set(kinds)) == 3
+
+
+def test_a_table_of_the_previous_version_can_be_read_and_is_not_added_to(tmp_path):
+    columns = tuple(name for name in COLUMNS if name not in ADDED)
+    path = tmp_path / "old.csv"
+    path.write_text(as_csv(columns, [{**dict.fromkeys(columns, "1"), "implementation": "linformer-kit-none"}]))
+    (row,) = read_points(path)
+    assert (row["implementation"], row["backend"], row["phase"]) == ("full-attention", "torch", "")
+    assert "which this version does not write" in linformer("--output", path).stderr
+
+
+def test_the_phases_of_a_call_have_rows_of_their_own(tmp_path, monkeypatch):
+    comparison = comparison_of(tmp_path, implementations=["bert"])
+    (group,) = comparison.sweep.groups()
+    (point,) = comparison.points(group)
+    columns = {"": {"megabytes": 4.0}, "reading": {"megabytes": 2.0}}
+    phases = {"reading": Timing(OK, 1.0, 1.0, 1.0, 1, share=0.5)}
+    monkeypatch.setattr(compare_module, "measure_isolated", lambda *_: Isolated(OK, 2.0, 2**20, columns=columns))
+    monkeypatch.setattr(
+        compare_module, "measure_rounds", lambda *_: {point: Timing(OK, 2.0, 2.0, 2.0, 1, phases=phases)}
+    )
+    list(comparison.isolate(group, 0))
+    list(comparison.time(group))
+    whole, reading = read_points(comparison.table.path, phases=True)
+    assert [(row["phase"], row["seconds_median"], row["megabytes"], row["share"]) for row in (whole, reading)] == [
+        ("", "2", "4", ""),
+        ("reading", "1", "2", "0.5"),
+    ]
+    assert read_points(comparison.table.path) == [whole]
+    assert comparison.is_timed(group)
+    comparison.require_same_facts()
 
 
 @pytest.mark.parametrize("keys", [{"tokens": 0}, {"hidden_size": 64}, {"sharing": "kv"}], ids=str)
@@ -324,7 +378,7 @@ def test_what_was_too_much_is_not_tried_with_more(status, tmp_path):
     comparison = comparison_of(tmp_path)
     point = replace(point_of("bert", "encoder", length=128), batch=4)
     comparison.table.put([comparison.row(point, memory_status=status)])
-    refused = solo.Solo(status, note="so it was at N=128; not tried")
+    refused = Isolated(status, note="same result at N=128; not tried")
     assert comparison.refusal(replace(point, length=256)) == refused
     assert comparison.refusal(replace(point, length=256, batch=2)) == refused  # as many tokens, in longer examples
     assert comparison.refusal(replace(point, length=256, batch=1)) is None  # fewer tokens
@@ -339,10 +393,10 @@ def test_what_failed_at_one_length_may_work_at_another(tmp_path):
     comparison.table.put([comparison.row(point, memory_status=FAILED)])
     assert comparison.refusal(replace(point, length=128)) is None
     comparison.table.put([comparison.row(point, memory_status=WRONG)])
-    assert comparison.refusal(replace(point, length=128)) == solo.Solo(WRONG, note="so it was at N=100; not tried")
+    assert comparison.refusal(replace(point, length=128)) == Isolated(WRONG, note="same result at N=100; not tried")
 
 
-def test_bad_luck_is_tried_again_by_a_new_command_and_time_by_a_higher_limit(tmp_path):
+def test_a_new_command_tries_failures_again_and_a_higher_limit_slow_calls(tmp_path):
     comparison = comparison_of(tmp_path, time_limit=5.0)
     (group,) = comparison.sweep.groups()
     point = comparison.points(group)[0]
@@ -360,20 +414,25 @@ def test_bad_luck_is_tried_again_by_a_new_command_and_time_by_a_higher_limit(tmp
         comparison.tried = set()
 
 
-def test_whoever_joins_takes_turns_with_all_that_are_there(tmp_path, monkeypatch):
-    """Times of different rounds cannot be compared: those of others are forgotten, and all are timed again."""
-    monkeypatch.setattr(compare_module, "solo", lambda point, limit: solo.Solo(OK, 0.1, 2**20))
+def timed_here(points, *options):
+    return dict(zip(points, rounds_here(points, *options), strict=True))
+
+
+def test_a_new_point_is_timed_together_with_all_earlier_ones(tmp_path, monkeypatch):
+    """Times of different rounds cannot be compared: those of the others are discarded, and all are timed again."""
+    monkeypatch.setattr(compare_module, "measure_isolated", lambda point, limit: Isolated(OK, 0.1, 2**20))
+    monkeypatch.setattr(compare_module, "measure_rounds", timed_here)
     first = comparison_of(tmp_path)
     (group,) = first.sweep.groups()
     for index in range(2):
-        list(first.try_alone(group, index))
+        list(first.isolate(group, index))
     list(first.time(group))
     assert first.is_timed(group)
 
     second = comparison_of(tmp_path, projected_lengths=[32], implementations=["linformer-kit"])
     (group,) = second.sweep.groups()
     assert not second.is_tried(group, 0)
-    list(second.try_alone(group, 0))
+    list(second.isolate(group, 0))
     assert all(not row["status"] and not row["seconds_median"] for row in second.table.rows())
     assert not second.is_timed(group)
     list(second.time(group))
@@ -386,7 +445,8 @@ def test_whoever_joins_takes_turns_with_all_that_are_there(tmp_path, monkeypatch
     assert all(row["status"] == OK and row["seconds_median"] for row in rows)
 
 
-def test_who_fits_alone_but_not_beside_the_others_gets_another_chance(tmp_path):
+def test_a_point_that_fits_alone_but_not_next_to_the_others_gets_another_chance(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_module, "measure_rounds", timed_here)
     comparison = comparison_of(tmp_path, implementations=["bert"])
     (group,) = comparison.sweep.groups()
     (point,) = comparison.points(group)
@@ -398,14 +458,14 @@ def test_who_fits_alone_but_not_beside_the_others_gets_another_chance(tmp_path):
     assert comparison.is_timed(group)  # once for each command
 
 
-def test_the_largest_batch_is_that_of_whoever_takes_most_and_is_kept(tmp_path, monkeypatch):
+def test_the_largest_batch_is_that_of_the_most_demanding_point_and_is_kept(tmp_path, monkeypatch):
     asked = []
 
     def measured(point, limit):
         asked.append((point.implementation, point.projected_length))
-        return solo.Solo(OK, seconds=0.5 if point.implementation == "bert" else 0.25, peak_bytes=1)
+        return Isolated(OK, seconds=0.5 if point.implementation == "bert" else 0.25, peak_bytes=1)
 
-    monkeypatch.setattr(compare_module, "solo", measured)
+    monkeypatch.setattr(compare_module, "measure_isolated", measured)
     comparison = comparison_of(tmp_path, tokens=0, projected_lengths=[8, 16], time_limit=20.0)
     (group,) = comparison.sweep.groups()
     assert not comparison.is_probed(group)
@@ -422,9 +482,10 @@ def test_the_largest_batch_is_that_of_whoever_takes_most_and_is_kept(tmp_path, m
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory."),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        ValueError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"),  # JAX
     ],
 )
-def test_running_out_of_memory_is_recognised(error):
+def test_running_out_of_memory_is_recognized(error):
     assert is_out_of_memory(error)
     assert not is_out_of_memory(RuntimeError("the size of tensor a must match"))
 
@@ -450,7 +511,7 @@ def start(path, *arguments):
 
 
 @pytest.mark.slow
-def test_a_sweep_is_interrupted_and_taken_up_again(tmp_path):
+def test_a_sweep_is_interrupted_and_resumed(tmp_path):
     path = tmp_path / "points.csv"
     running = start(path)
     while not path.exists() or not any(row["memory_status"] for row in read_points(path)):
@@ -459,7 +520,7 @@ def test_a_sweep_is_interrupted_and_taken_up_again(tmp_path):
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 130, said
-    assert "what was measured is kept in" in said
+    assert "keeps what was measured; the same command resumes" in said
     kept = [row for row in read_points(path) if row["memory_status"]]
     assert kept
 
@@ -489,7 +550,8 @@ def test_a_sweep_is_interrupted_and_taken_up_again(tmp_path):
 
 
 def test_a_cell_is_the_ratio_to_the_baseline_of_the_same_batch_beside_the_papers(tmp_path):
-    table = Table(tmp_path / "points.csv", KEYS, (*FOUND, *FACTS))
+    pytest.importorskip("matplotlib")
+    table = open_table(tmp_path / "points.csv")
 
     def row(implementation, length, rows, batch, seconds, peak, status=OK):
         key = {"subject": "encoder", "step": "forward", "implementation": implementation, "length": length}

@@ -222,19 +222,19 @@ def predict(
 
 @app.command()
 def benchmark(
-    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 2000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples of a batch.")] = 25,
+    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens per example.")] = 2000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per batch.")] = 25,
     embedding_dim: Annotated[int, typer.Option(min=1, help="Features of a token.")] = 256,
     projection_dim: Annotated[int, typer.Option(min=1, help="K: rows that keys and values are shortened to.")] = 64,
-    num_heads: Annotated[int, typer.Option(min=1, help="Heads.")] = 8,
+    num_heads: Annotated[int, typer.Option(min=1, help="Number of heads.")] = 8,
     hidden_dim: Annotated[int, typer.Option(min=1, help="Features of a head.")] = 128,
-    projection: Annotated[Projection, typer.Option(help="What E is.")] = Projection.linear,
-    sharing: Annotated[Sharing, typer.Option(help="Which matrices are the same.")] = Sharing.headwise,
-    backend: Annotated[Backend, typer.Option(help="Keras runs on what KERAS_BACKEND says.")] = Backend.torch,
+    projection: Annotated[Projection, typer.Option(help="Kind of E.")] = Projection.linear,
+    sharing: Annotated[Sharing, typer.Option(help="Which matrices are shared.")] = Sharing.headwise,
+    backend: Annotated[Backend, typer.Option(help="Keras uses the backend in KERAS_BACKEND.")] = Backend.torch,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps, …")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Time one attention layer as it predicts, beside full attention of the same sizes."""
+    """Time the prediction of one attention layer, compared with full attention of the same sizes."""
     with short_errors():
         from rich.console import Console
 
@@ -251,51 +251,59 @@ def benchmark(
 
 
 def last_of(names: str) -> Callable[[str], list[str]]:
-    """Completion of the last of several comma-separated values; `names` is a tuple in `bench.names`."""
+    """Completes the last of several values separated by commas; `names` is a tuple in `bench.point`."""
 
     def complete(incomplete: str) -> list[str]:
-        from .bench import names as known
+        from .bench import point
 
         *before, last = incomplete.split(",")
-        return [",".join([*before, name]) for name in getattr(known, names) if name.startswith(last)]
+        return [",".join([*before, name]) for name in getattr(point, names) if name.startswith(last)]
 
     return complete
 
 
 @app.command()
 def compare(
-    sweep: Annotated[
-        Path | None, typer.Argument(help="A YAML file with any of the settings; docs/compare.md lists them.")
-    ] = None,
+    sweep: Annotated[Path | None, typer.Argument(help="A YAML file; docs/compare.md lists its keys.")] = None,
     preset: Annotated[Preset | None, typer.Option(help="A sweep that comes with the package.")] = None,
-    lengths: Annotated[str | None, typer.Option(metavar="LIST", help="Tokens of an example: 512,1024,2048.")] = None,
+    lengths: Annotated[str | None, typer.Option(metavar="LIST", help="Tokens per example: 512,1024,2048.")] = None,
     projected_lengths: Annotated[str | None, typer.Option(metavar="LIST", help="K: 64,128.")] = None,
     implementations: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Whom to compare.", autocompletion=last_of("IMPLEMENTATIONS"))
+        str | None, typer.Option(metavar="LIST", help="What to compare.", autocompletion=last_of("NAMES"))
     ] = None,
     subjects: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="layer,encoder,encoder-decoder", autocompletion=last_of("SUBJECTS")),
+        typer.Option(metavar="LIST", help="layer,encoder,encoder-decoder,…", autocompletion=last_of("SUBJECTS")),
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(metavar="LIST", help="forward,training,generation", autocompletion=last_of("STEPS"))
+        str | None, typer.Option(metavar="LIST", help="forward,training,generation,…", autocompletion=last_of("STEPS"))
     ] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of a batch; 0: as many as memory and time allow.")] = None,
+    backends: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="torch,keras-torch,keras-jax,…", autocompletion=last_of("BACKENDS")),
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens per batch; 0: as many as memory and time allow.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, …")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds of a call; what takes longer is not timed.")] = None,
-    output: Annotated[Path | None, typer.Option(help="The table; else compare.csv, or the name of the preset.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what was measured in that table.")] = False,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds of a call; slower calls are not timed.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The CSV (default: key output, name of the preset, or compare.csv).")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard earlier measurements in that CSV.")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Only show the CSV and evaluate the targets; measure nothing.")
+    ] = False,
 ) -> None:
-    """Time and memory of implementations beside each other, in one table that can be taken up again."""
+    """Measure time and memory of implementations; one CSV, resumable."""
     flags = {
         **{"lengths": lengths, "projected_lengths": projected_lengths, "implementations": implementations},
-        **{"subjects": subjects, "steps": steps, "tokens": tokens, "device": device, "time_limit": time_limit},
+        **{"subjects": subjects, "steps": steps, "backends": backends},
+        **{"tokens": tokens, "device": device, "time_limit": time_limit},
     }
     with short_errors():
-        from .bench.command import run
+        from .bench.compare import run
 
-        given = {name: value for name, value in flags.items() if value is not None}
-        run(sweep, preset.value if preset else None, given, output, fresh)
+        values = {name: value for name, value in flags.items() if value is not None}
+        run(sweep, preset.value if preset else None, values, output, fresh, summary)
 
 
 @app.command()

@@ -1,5 +1,6 @@
-"""Our layers and models beside others.
+"""`linformer compare` and `linformer benchmark`: time and memory of layers, models and training.
 
-`peers`, `peer_models` and `generation` build and check them, `measure` and `memory` take time and memory, `machine` says what the
-numbers depend on, `table` keeps them, `targets` judges them, and `run` makes a command of it.
+`point` names what can be measured; `layers`, `encoders`, `generators`, `keras_layers` and `training_loop` build and
+check it, and `implementations` registers it. `isolated` measures in worker processes, `compare` runs a `sweep` and
+stores a `result_table`, `targets` evaluates it.
 """

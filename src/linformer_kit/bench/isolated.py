@@ -1,73 +1,113 @@
-"""One point by itself, in a fresh process: the check, then one call, its time and its peak memory.
+"""Measurements in worker processes: one point by itself, or the interleaved rounds of several.
 
-`python -m linformer_kit.bench.solo JSON` prints a `Solo` of the `Point` in the JSON. What is wrong, too large or too slow shows
-here, and takes no part in the rounds.
+`python -m linformer_kit.bench.isolated` reads a question as JSON and prints the answer. A wrong, too large or too slow
+point fails in a process of its own and takes no part in the rounds.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
-from .implementations import Point, call_of, check, small_of
-from .measure import FAILED, OK, OVER_TIME_LIMIT, WRONG, is_out_of_memory, limit_memory, peak_memory
-from .peers import WrongImplementation
-from .subprocess_call import WorkerFailed, ask
+from .checks import WrongImplementation
+from .implementations import check, make_workload
+from .measure import (
+    FAILED,
+    OK,
+    OUT_OF_MEMORY,
+    OVER_TIME_LIMIT,
+    WRONG,
+    Timing,
+    hold_memory,
+    is_out_of_memory,
+    limit_memory,
+    peak_memory,
+    seconds_if_it_fits,
+    time_interleaved,
+)
+from .point import TRAINING_SUBJECTS, Point
+from .subprocess_call import WorkerFailed, subprocess_call
 
-# a check and the imports take a while whatever the point
+# imports and the check take a while whatever the point
 START_SECONDS = 120.0
+# glibc: every tensor in its own mapping, returned when freed. The peak is then that of the call and the same in every
+# run; by default the allocator may keep up to twice as much, depending on earlier allocations
+PLAIN_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 @dataclass(frozen=True)
-class Solo:
-    """What came of it."""
+class Isolated:
+    """The measurement of one point by itself."""
 
     status: str
     seconds: float | None = None
     peak_bytes: int | None = None
     note: str = ""
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)  # by phase
+    parameters: dict[str, list[int]] = field(default_factory=dict)  # shapes
 
 
-def solo(point: Point, time_limit: float) -> Solo:
-    """Measure a point in a process of its own; a call may take `time_limit` seconds."""
+def environment_of(point: Point) -> dict[str, str]:
+    """Environment variables of the worker process."""
+    if point.subject == "preparation":
+        return {"RAYON_NUM_THREADS": "1"}  # the threads of tokenizers
+    if point.backend == "torch":
+        return {}
+    return {"KERAS_BACKEND": point.backend.removeprefix("keras-"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def measure_isolated(point: Point, time_limit: float) -> Isolated:
+    """Check a point and measure one call, in a new process; the call may take `time_limit` seconds."""
+    question, seconds = {"point": asdict(point), "time_limit": time_limit}, START_SECONDS + 4 * time_limit
     try:
-        return Solo(**ask(__name__, {"point": asdict(point), "time_limit": time_limit}, START_SECONDS + 3 * time_limit))
-    except WorkerFailed as end:
-        return Solo(end.status)
-    except RuntimeError as error:  # the process crashed
-        return Solo(FAILED, note=str(error).strip().splitlines()[-1][:200])
+        return Isolated(**subprocess_call(__name__, question, seconds, PLAIN_ALLOCATION | environment_of(point)))
+    except WorkerFailed as failure:
+        return Isolated(failure.status, note=failure.note)
 
 
-def measure_here(point: Point, time_limit: float) -> Solo:
-    """The same in this process."""
+def measure_rounds(points: Sequence[Point], seconds: float, rounds: int, hold: bool) -> dict[Point, Timing]:
+    """Time points in interleaved rounds, in a new process."""
+    question = {"points": [asdict(point) for point in points], "seconds": seconds, "rounds": rounds, "hold": hold}
+    try:
+        answers = subprocess_call(__name__, question, environment=environment_of(points[0]))
+    except WorkerFailed as failure:
+        return dict.fromkeys(points, Timing(failure.status))
+    return {point: timing_from(answer) for point, answer in zip(points, answers, strict=True)}
+
+
+def timing_from(answer: dict[str, Any]) -> Timing:
+    phases = {phase: timing_from(timing) for phase, timing in answer.pop("phases").items()}
+    return Timing(**answer, phases=phases)
+
+
+# in the worker
+
+
+def isolated_here(point: Point, time_limit: float) -> Isolated:
     try:
         check(point)
     except WrongImplementation as error:
-        return Solo(WRONG, note=str(error))
-    torch.manual_seed(0)
-    # libraries load and threads start at the first call; that memory is not the point's
-    call_of(replace(small_of(point), batch=1))()
-    return measure_call(call_of(point), torch.device(point.device), time_limit)
-
-
-def measure_call(call: Callable[[], object], device: torch.device, time_limit: float) -> Solo:
-    """Time and peak memory of a call, in this process."""
+        return Isolated(WRONG, note=str(error))
+    if point.backend == "torch" and point.subject not in TRAINING_SUBJECTS:
+        # libraries load and threads start at the first call; that memory is not the point's
+        make_workload(point.small()).call()
+    workload = make_workload(point)
+    # the backends of Keras do not report the memory of a GPU
+    device = torch.device(point.device if point.backend == "torch" or point.device.startswith("cpu") else "meta")
     start = time.perf_counter()
-    peak_bytes = peak_memory(call) if device.type == "cpu" else accelerator_memory(call, device)
+    peak_bytes = peak_memory(workload.call) if device.type == "cpu" else accelerator_memory(workload.call, device)
     seconds = time.perf_counter() - start
-    if seconds > time_limit:
-        return Solo(
-            OVER_TIME_LIMIT, seconds, peak_bytes, f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s"
-        )
-    return Solo(OK, seconds, peak_bytes)
+    note = f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s" if seconds > time_limit else ""
+    parameters = {name: list(shape) for name, shape in workload.parameters.items()}
+    return Isolated(OVER_TIME_LIMIT if note else OK, seconds, peak_bytes, note, workload.columns, parameters)
 
 
 def accelerator_memory(call: Callable[[], object], device: torch.device) -> int | None:
-    """As `peak_memory`, of a GPU; None for a kind of device that does not tell."""
+    """As `peak_memory`, of a GPU; None for a device that does not report it."""
     backend: Any = getattr(torch, device.type, None)
     if not hasattr(backend, "max_memory_allocated"):
         call()
@@ -78,19 +118,41 @@ def accelerator_memory(call: Callable[[], object], device: torch.device) -> int 
     return backend.max_memory_allocated(device) - before
 
 
+def rounds_here(points: Sequence[Point], seconds: float, rounds: int, hold: bool) -> list[Timing]:
+    hold_memory(hold)
+    calls: dict[int, Callable[[], object]] = {}
+    for index, point in enumerate(points):
+        try:
+            call = make_workload(point).call
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            continue  # next to the others it does not fit
+        # the first call on a backend of Keras compiles
+        if point.backend == "torch" or seconds_if_it_fits(call) is not None:
+            calls[index] = call
+    least = min(3, rounds)
+    timings = time_interleaved(calls, budget_seconds=seconds, least_rounds=least, most_rounds=rounds)
+    return [timings.get(index, Timing(OUT_OF_MEMORY)) for index in range(len(points))]
+
+
 def main() -> None:
     import transformers
 
     transformers.logging.set_verbosity_error()  # BigBird says that it falls back to full attention at short lengths
-    question = json.loads(sys.argv[1])
+    question = json.load(sys.stdin)
     limit_memory()
+    if "points" in question:
+        points = [Point(**point) for point in question.pop("points")]
+        print(json.dumps([asdict(timing) for timing in rounds_here(points, **question)]))
+        return
     try:
-        found = measure_here(Point(**question["point"]), question["time_limit"])
+        found = isolated_here(Point(**question["point"]), question["time_limit"])
     except Exception as error:
         if is_out_of_memory(error):
-            raise
-        # others may not take every length, such as Nystromformer; that must not end the sweep
-        found = Solo(FAILED, note=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            raise MemoryError("not enough memory") from error
+        # other packages do not accept every length; that must not end the sweep
+        found = Isolated(FAILED, note=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
     print(json.dumps(asdict(found)))
 
 

@@ -1,28 +1,26 @@
-"""What the numbers depend on: the machine, the versions, the code of the layers."""
+"""What numbers depend on: the machine, the versions, the code that was timed."""
 
 import ast
 import hashlib
 import os
 import platform
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
 from .. import __version__
-from ..models import attention_linformer, causal_linformer, multihead_linformer, projection_linformer
 from .measure import meminfo_bytes
-from .peers import peer_versions
+from .point import TRAINING_SUBJECTS
+
+PACKAGE = Path(__file__).parent.parent
 
 
-def describe_machine(dependencies: Mapping[str, str]) -> dict[str, object]:
-    """Machine, versions and date. No host name, no paths: it is published with the results.
-
-    `dependencies` is what else the numbers depend on: other packages with their versions, and the code that is measured.
-    """
+def describe_machine() -> dict[str, object]:
+    """Machine, versions and date. No host name, no paths: it is published with the results."""
     memory = meminfo_bytes("MemTotal")
     return {
         "cpu": cpu_name(),
@@ -33,7 +31,7 @@ def describe_machine(dependencies: Mapping[str, str]) -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "linformer-kit": __version__,
-        **dependencies,
+        "transformers": version_of("transformers"),
         "date": datetime.now(UTC).date().isoformat(),
     }
 
@@ -47,13 +45,30 @@ def cpu_name() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def layer_dependencies() -> dict[str, str]:
-    """What the numbers of the attention layers depend on: times of different code must not be mixed."""
-    modules = (attention_linformer, causal_linformer, multihead_linformer, projection_linformer)
-    return {**peer_versions(), "layer_code": code_fingerprint(*modules)}
+def version_of(*packages: str) -> str | None:
+    """The version of the first of these packages that is installed."""
+    for package in packages:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
-def code_fingerprint(*modules: ModuleType) -> str:
-    """Changes with the code of these modules but not with their comments."""
-    code = [ast.dump(ast.parse(Path(str(module.__file__)).read_text())) for module in modules]
-    return hashlib.sha256("".join(code).encode()).hexdigest()[:12]
+def timed_code(subject: str, backend: str) -> str:
+    """A fingerprint of the code that runs in a measurement."""
+    folders = ["models"]
+    if backend != "torch":
+        folders.append("keras")
+    if subject in TRAINING_SUBJECTS:
+        folders.append("training")
+    return code_fingerprint(*(PACKAGE / folder for folder in folders))
+
+
+@cache
+def code_fingerprint(*folders: Path) -> str:
+    """Changes with the code of the Python files in these folders but not with their comments."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(path.parent.parent)}\n{ast.dump(ast.parse(path.read_text()))}\n".encode())
+    return digest.hexdigest()[:12]

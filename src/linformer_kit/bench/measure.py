@@ -1,4 +1,4 @@
-"""Time, interleaved; peak memory; how a cost grows."""
+"""Interleaved timing, peak memory, and how a cost grows."""
 
 import contextlib
 import ctypes
@@ -10,18 +10,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
 
 from ..process_memory import bytes_in, peak_resident, release_free_memory, status_bytes
 
 Name = TypeVar("Name", bound=Hashable)
-Mode = Literal["forward", "forward+backward"]
-MODES: tuple[Mode, ...] = ("forward", "forward+backward")
 
 OK = "ok"
 OUT_OF_MEMORY = "out of memory"
@@ -32,8 +29,9 @@ FAILED = "failed"
 # a timing in the columns of a table
 MEASURED = ("status", "seconds_median", "seconds_fastest", "seconds_slowest", "rounds")
 
-# the products whose rate is the yardstick, as rows × inner × columns: which is faster depends on the machine
-GEMM_SHAPES = {"GEMM, square": (2048, 2048, 2048), "GEMM, tall": (8192, 512, 512)}
+
+class Phases(dict[str, float]):
+    """Seconds by phase, returned by a call that times itself; the phase "" is the whole."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,12 @@ class Timing:
     fastest: float | None = None
     slowest: float | None = None
     rounds: int = 0
+    share: float | None = None  # of a phase: its part of the whole, over all rounds
+    phases: dict[str, "Timing"] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, seconds: list[float], **more: object) -> "Timing":
+        return cls(OK, statistics.median(seconds), min(seconds), max(seconds), len(seconds), **more)  # type: ignore[arg-type]
 
 
 def as_row(timing: Timing) -> dict[str, object]:
@@ -53,69 +57,28 @@ def as_row(timing: Timing) -> dict[str, object]:
     return dict(zip(MEASURED, (timing.status, *numbers), strict=True))
 
 
-def make_call(layer: nn.Module, x: Tensor, mode: Mode) -> Callable[[], object]:
-    """What is measured: inference without gradients, or a training step's forward and backward, the input's gradient included."""
-    if mode == "forward":
-
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return layer(x)
-
-        return forward
-
-    leaf = x.detach().requires_grad_()
-
-    def forward_backward() -> None:
-        layer.zero_grad(set_to_none=True)
-        layer(leaf).backward(x)  # any gradient from above will do
-        leaf.grad = None  # so that many such calls at great length fit side by side
-
-    return forward_backward
-
-
-def gemm_calls() -> dict[str, Callable[[], object]]:
-    """Large float32 matrix products, to be timed beside layers."""
-
-    def product(rows: int, inner: int, columns: int) -> Callable[[], object]:
-        a, b = torch.randn(rows, inner), torch.randn(inner, columns)
-        return lambda: a @ b
-
-    return {name: product(*shape) for name, shape in GEMM_SHAPES.items()}
-
-
-def gemm_rate(timings: Mapping[Any, Timing]) -> float | None:
-    """Multiply-adds per second of the faster of the products of `gemm_calls`; None if they were not timed."""
-    rates = [
-        math.prod(shape) / median
-        for name, shape in GEMM_SHAPES.items()
-        if name in timings and (median := timings[name].median)
-    ]
-    return max(rates, default=None)
-
-
-def seconds_of(call: Callable[[], object]) -> float:
+def seconds_of(call: Callable[[], object]) -> Phases:
     start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    result = call()
+    return result if isinstance(result, Phases) else Phases({"": time.perf_counter() - start})
 
 
-def seconds_if_it_fits(call: Callable[[], object]) -> float | None:
+def seconds_if_it_fits(call: Callable[[], object]) -> Phases | None:
     """Seconds of a call; None if it ran out of memory."""
     try:
         return seconds_of(call)
-    except (MemoryError, RuntimeError) as error:
+    except Exception as error:  # JAX and TensorFlow have classes of their own
         if not is_out_of_memory(error):
             raise
         return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is a failed allocation: torch reports those of the CPU as a RuntimeError."""
+    """Whether this is a failed allocation: torch reports those on the CPU as a RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return bool(
-        re.search(r"can't allocate memory|not enough memory|bad_alloc|out of memory", str(error), re.IGNORECASE)
-    )
+    messages = r"can't allocate memory|not enough memory|bad_alloc|out of memory|RESOURCE_EXHAUSTED|OOM when allocating"
+    return bool(re.search(messages, str(error), re.IGNORECASE))
 
 
 def time_interleaved(
@@ -125,43 +88,47 @@ def time_interleaved(
     least_rounds: int = 3,
     most_rounds: int = 9,
 ) -> dict[Name, Timing]:
-    """Time every call once per round, so that whatever slows the machine for a while slows all of them.
+    """Time every call once per round, so that anything that slows the machine for a while slows all of them.
 
-    The order within a round is shuffled: a call that always came after the same other one would always find its caches.
-    One round to warm up says how many rounds fit in the budget. A call that runs out of memory takes no further part; it may do so
-    late, since what others leave behind differs from round to round.
+    The order within a round is shuffled: a call that always followed the same other one would always find its caches. A
+    warm-up round decides how many rounds fit in the budget. A call that runs out of memory is dropped; this may happen
+    late, since the memory that the others leave differs from round to round.
     """
     warm_up = {name: seconds_if_it_fits(call) for name, call in calls.items()}
-    seconds: dict[Name, list[float]] = {name: [] for name, one in warm_up.items() if one is not None}
-    rounds = min(
-        max(int(budget_seconds / max(sum(one or 0 for one in warm_up.values()), 1e-9)), least_rounds), most_rounds
-    )
+    found: dict[Name, list[Phases]] = {name: [] for name, one in warm_up.items() if one is not None}
+    round_seconds = max(sum(one[""] for one in warm_up.values() if one is not None), 1e-9)
+    rounds = min(max(int(budget_seconds / round_seconds), least_rounds), most_rounds)
     gc.collect()
-    shuffler, order = random.Random(0), list(seconds)
+    shuffler, order = random.Random(0), list(found)
     for _ in range(rounds):
         shuffler.shuffle(order)
         for name in tuple(order):
             one = seconds_if_it_fits(calls[name])
             if one is None:
                 order.remove(name)
-                del seconds[name]
+                del found[name]
             else:
-                seconds[name].append(one)
-    timings = {name: Timing(OUT_OF_MEMORY) for name in calls if name not in seconds}
-    for name, times in seconds.items():
-        timings[name] = Timing(OK, statistics.median(times), min(times), max(times), rounds)
-    return timings
+                found[name].append(one)
+    return {name: timing_of(found[name]) if name in found else Timing(OUT_OF_MEMORY) for name in calls}
+
+
+def timing_of(rounds: list[Phases]) -> Timing:
+    """All rounds of one call."""
+    seconds = {phase: [one[phase] for one in rounds] for phase in rounds[0]}
+    whole = seconds.pop("")
+    phases = {phase: Timing.of(times, share=sum(times) / sum(whole)) for phase, times in seconds.items()}
+    return Timing.of(whole, phases=phases)
 
 
 def _peak() -> int:
     peak = peak_resident()
-    if peak is None:  # not 0, which would be a figure
-        raise OSError(f"{sys.platform} does not tell how much memory a process has had")
+    if peak is None:  # not 0, which would be a number
+        raise OSError(f"{sys.platform} does not report the peak memory of a process")
     return peak
 
 
 def _reset_peak() -> None:
-    """Let the peak start anew from what is resident now. Where the system cannot, it goes on from the peak so far."""
+    """Restart the peak from what is resident now. Where the system cannot, the earlier peak counts."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -169,7 +136,7 @@ def _reset_peak() -> None:
 def peak_memory(call: Callable[[], object]) -> int:
     """Bytes that `call` needs at its peak, above what was resident just before it."""
     gc.collect()
-    release_free_memory()  # else a call that reuses it seems to need less
+    release_free_memory()  # otherwise a call that reuses it seems to need less
     _reset_peak()
     before = _peak()
     result = call()
@@ -179,9 +146,9 @@ def peak_memory(call: Callable[[], object]) -> int:
 
 
 def hold_memory(hold: bool = True) -> None:
-    """Let the process keep the memory of freed tensors, as tcmalloc and jemalloc do, instead of giving it back (glibc's default).
+    """Let the process keep the memory of freed tensors, as tcmalloc and jemalloc do.
 
-    Else every tensor beyond 32 MiB is made of new pages, and what the system takes to hand them out counts as a layer's time.
+    By default glibc returns it, so every tensor beyond 32 MiB consists of new pages, which take time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # glibc has it, musl does not
@@ -193,20 +160,19 @@ def hold_memory(hold: bool = True) -> None:
 
 
 def limit_memory() -> None:
-    """Make an allocation beyond the memory that is free fail with an error, where Linux would kill the process instead."""
+    """Make an allocation beyond the available memory raise an error; otherwise Linux kills the process."""
     in_use, available = status_bytes("VmData"), available_bytes()
     if in_use is not None and available is not None:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = in_use + int(0.95 * available)
-        resource.setrlimit(
-            resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-        )
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def available_bytes() -> int | None:
-    """Memory that is free for us: of the machine, and of the container; None where the system does not say."""
+    """Available memory of the machine and of the container; None where the system does not report it."""
     found = [meminfo_bytes("MemAvailable")]
     with contextlib.suppress(OSError, ValueError):  # "max": no limit
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))

@@ -1,22 +1,17 @@
-"""Table 3 of the paper, measured here: time and memory saved, our number beside the paper's in each cell."""
+"""Table 3 of the paper: its numbers, and ours next to them."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from ..csv_tables import Row, write_rows
-from ..plots import style
-from .implementations import BERT_EAGER, OURS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .point import BERT_EAGER, OURS
 
 ROWS = (128, 256, 512, 1024, 2048)
-# how many times less time and memory Linformer took than the Transformer (Wang et al. 2020, Table 3), by n, for each k
+# how many times less time and memory Linformer needs than the Transformer (Wang et al. 2020, table 3), by n, for each k
 PAPER_TIME: dict[int, tuple[float, ...]] = {
     512: (1.5, 1.3),
     1024: (1.7, 1.6, 1.3),
@@ -40,17 +35,17 @@ PAPER_MEMORY: dict[int, tuple[float, ...]] = {
 SAVED = {"time": ("seconds_median", "status", PAPER_TIME), "memory": ("peak_mib", "memory_status", PAPER_MEMORY)}
 
 
-def of_paper(table: dict[int, tuple[float, ...]], length: int, rows: int) -> float | None:
+def paper_cell(table: dict[int, tuple[float, ...]], length: int, rows: int) -> float | None:
     """A cell of the paper's table; None where it has none.
 
-    >>> of_paper(PAPER_TIME, 4096, 512), of_paper(PAPER_TIME, 512, 512)
+    >>> paper_cell(PAPER_TIME, 4096, 512), paper_cell(PAPER_TIME, 512, 512)
     (2.8, None)
     """
     return dict(zip(ROWS, table.get(length, ()), strict=False)).get(rows)
 
 
 def cells(rows: Sequence[Row]) -> list[Row]:
-    """Every cell that was tried: what was saved here, what the paper saved, and why there is no number."""
+    """Every cell that was tried: what was saved here, what the paper saved, or why there is no number."""
     return [
         cell_of(rows, row, saved)
         for saved in SAVED
@@ -61,12 +56,12 @@ def cells(rows: Sequence[Row]) -> list[Row]:
 
 
 def cell_of(rows: Sequence[Row], row: Row, saved: str) -> Row:
-    """What one of our rows saves beside the baseline of the same length and batch."""
+    """What one of our rows saves against the baseline of the same length and batch."""
     column, status, paper = SAVED[saved]
     same = {**{name: row[name] for name in ("subject", "step", "length", "batch")}, "implementation": BERT_EAGER}
     baseline = next((other for other in rows if same.items() <= other.items()), {})
     theirs, ours = (float(what.get(column) or 0) if what.get(status) == "ok" else 0.0 for what in (baseline, row))
-    number = of_paper(paper, int(row["length"]), int(row["projected_length"]))
+    number = paper_cell(paper, int(row["length"]), int(row["projected_length"]))
     return {
         **{"saved": saved, "n": row["length"], "k": row["projected_length"], "batch": row["batch"]},
         "measured": f"{theirs / ours:.2f}" if theirs and ours else "",
@@ -84,69 +79,43 @@ def why_not(row: Row, baseline: Row, status: str) -> str:
 
 
 def publish(rows: Sequence[Row], path: Path, console: Console) -> list[Path]:
-    """Cells as CSV, as a picture and on the screen; gives the files."""
+    """Write the cells as CSV and as a figure, and show them; returns the files."""
+    from ..plots import style
+    from ..plots.paper_table import draw_paper_table
+
     found = cells(rows)
     if not found:
         return []
     csv_path = path.with_name(f"{path.stem}_cells.csv")
     write_rows(csv_path, found)
     for saved in SAVED:
-        console.print(shown(saved, [cell for cell in found if cell["saved"] == saved]))
+        console.print(screen_table(saved, [cell for cell in found if cell["saved"] == saved]))
     for reason in dict.fromkeys(cell["why not"] for cell in found if cell["why not"]):
         lengths = dict.fromkeys(f"{int(cell['n']):,}" for cell in found if cell["why not"] == reason)
         console.print(f"? at n = {', '.join(lengths)}: {reason}", highlight=False)
-    figure = draw(found, rows[0])
+    figure = draw_paper_table(found, rows[0])
     pictures = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
     for picture in pictures:
         style.save(figure, picture)
     return [csv_path, *pictures]
 
 
-def shown(saved: str, found: list[Row]) -> RichTable:
-    """The table on the screen: ours, and the paper's in brackets."""
+def screen_table(saved: str, found: list[Row]) -> RichTable:
+    """The table on the screen: ours, and the paper's in parentheses."""
     screen = RichTable("n", *(f"k={rows:,}" for rows in ROWS), box=SIMPLE_HEAD)
     screen.title = f"{saved} saved: measured (paper)"
     for length in dict.fromkeys(cell["n"] for cell in found):
         by_rows = {cell["k"]: cell for cell in found if cell["n"] == length}
-        screen.add_row(f"{int(length):,}", *(in_words(by_rows.get(str(rows))) for rows in ROWS))
+        screen.add_row(f"{int(length):,}", *(format_cell(by_rows.get(str(rows))) for rows in ROWS))
     return screen
 
 
-def in_words(cell: Row | None, between: str = " ") -> str:
-    """Ours, and the paper's in brackets.
+def format_cell(cell: Row | None) -> str:
+    """Ours, and the paper's in parentheses.
 
-    >>> in_words({"measured": "1.40", "paper": "1.5"}), in_words({"measured": "", "paper": "20"}), in_words(None)
-    ('1.40 (1.5)', '? (20)', '–')
+    >>> format_cell({"measured": "1.40", "paper": "1.5"}), format_cell({"measured": "", "paper": "20"})
+    ('1.40 (1.5)', '? (20)')
     """
     if cell is None:
         return "–"
-    return f"{cell['measured'] or '?'}{between}({cell['paper']})" if cell["paper"] else cell["measured"] or "?"
-
-
-def draw(found: list[Row], facts: Row) -> "Figure":
-    """Both tables, coloured by what was saved here; the paper's numbers below ours."""
-    import numpy as np
-
-    figure, panels = style.new_figure(1, 2, height=4.6)
-    lengths = sorted({int(cell["n"]) for cell in found})
-    for axes, saved in zip(panels, SAVED, strict=True):
-        by_place = {
-            (lengths.index(int(cell["n"])), ROWS.index(int(cell["k"]))): cell
-            for cell in found
-            if cell["saved"] == saved
-        }
-        numbers = np.full((len(lengths), len(ROWS)), np.nan)
-        for place, cell in by_place.items():
-            numbers[place] = float(cell["measured"] or "nan")
-        axes.imshow(np.log2(numbers), cmap="cividis", vmin=0, vmax=6, aspect="auto")
-        for (line, column), cell in by_place.items():
-            dark = cell["measured"] and float(cell["measured"]) < 8
-            colour = "white" if dark else "black"
-            axes.text(column, line, in_words(cell, "\n"), ha="center", va="center", fontsize=9, color=colour)
-        axes.set_title(f"{saved.capitalize()} saved, × (the paper's)", loc="left", fontsize=11, fontweight="bold")
-        axes.set_xticks(range(len(ROWS)), [f"{rows:,}" for rows in ROWS])
-        axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
-        axes.set(xlabel="K", ylabel="N")
-    note = f"{facts['num_layers']} layers, C={facts['hidden_size']}, H={facts['num_heads']}, float32; {facts['cpu']}, "
-    style.footnote(figure, note + f"threads={facts['threads']}, torch {facts['torch']}; the paper: one V100")
-    return figure
+    return f"{cell['measured'] or '?'} ({cell['paper']})" if cell["paper"] else cell["measured"] or "?"

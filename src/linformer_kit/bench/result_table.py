@@ -1,35 +1,53 @@
-"""The table of `linformer compare`: one row per point, with all that its number depends on."""
+"""The table of `linformer compare`: one row per point and phase, with everything that its numbers depend on."""
 
 import csv
 from pathlib import Path
 
-from ..csv_tables import Row
+from ..csv_tables import Row, Table
 from ..errors import UserError
 from .measure import MEASURED
+from .point import KEYS, RENAMED
 
-# what a point is
-KEYS = ("subject", "step", "implementation", "length", "projected_length", "batch")
-# what came of it; `note` says why there is no number, `time_limit` how long a call was allowed to take
-FOUND = (*MEASURED, "memory_status", "peak_mib", "time_limit", "note")
-# what it depends on besides: `package` is the version of the implementation's own package
+# `note` says why there is no number, `time_limit` is in seconds, `share` is a phase's part of the whole call
+FOUND = (
+    *(*MEASURED, "memory_status", "peak_mib"),
+    *("multiply_adds", "cache_bytes", "megabytes", "share", "time_limit", "note"),
+)
+# `package` is the version of the implementation's own package, `code` a fingerprint of ours, `tokens` those of a batch
 FACTS = (
     *("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "tokens", "device"),
     *("package", "linformer-kit", "torch", "transformers", "python", "code"),
     *("cpu", "cores", "threads", "memory_gib", "system", "date"),
 )
 COLUMNS = (*KEYS, *FOUND, *FACTS)
+# columns that earlier versions did not write, with the value that their rows have
+ADDED = {
+    **dict.fromkeys(("variant", "block_length", "phase"), ""),
+    **dict.fromkeys(("multiply_adds", "cache_bytes", "megabytes", "share"), ""),
+    "backend": "torch",
+}
 
 
-def read_points(path: Path) -> list[Row]:
-    """The rows of a table of `linformer compare`, as text; `projected_length` is empty where nothing is projected."""
+def open_table(path: Path) -> Table:
+    return Table(path, KEYS, (*FOUND, *FACTS))
+
+
+def read_points(path: Path, phases: bool = False) -> list[Row]:
+    """The rows of a table, also of earlier versions, as text; those of the phases of a call only with `phases`.
+
+    `projected_length` is empty where nothing is projected.
+    """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             rows, columns = list(reader), tuple(reader.fieldnames or ())
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not a text file in UTF-8, so it cannot be a CSV of `linformer compare`") from None
-    if columns != COLUMNS:
-        missing = [name for name in COLUMNS if name not in columns]
-        what = f"it lacks the column {missing[0]}" if missing else "its columns differ"
-        raise UserError(f"{path} is not a table of this version of `linformer compare`: {what}; measure again with it")
-    return rows
+        raise UserError(f"{path} is not a UTF-8 text file, so it cannot be a CSV of `linformer compare`") from None
+    missing = [name for name in COLUMNS if name not in columns and name not in ADDED]
+    unknown = [name for name in columns if name not in COLUMNS]
+    if missing or unknown:
+        what = f"it lacks the column {missing[0]}" if missing else f"it has an unknown column {unknown[0]}"
+        raise UserError(f"{path} is not a table of `linformer compare`: {what}; measure again with this version")
+    added = {name: value for name, value in ADDED.items() if name not in columns}
+    rows = [{**row, **added, "implementation": RENAMED.get(name := row["implementation"], name)} for row in rows]
+    return rows if phases else [row for row in rows if not row["phase"]]

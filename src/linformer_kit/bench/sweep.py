@@ -1,15 +1,16 @@
-"""What `linformer compare` measures: length × K × implementation × subject × step, from YAML, flags or a preset.
+"""What `linformer compare` measures: the keys of a sweep, from YAML, flags or a preset, and the points they stand for.
 
->>> sweep = read_sweep({"lengths": [256, 1024], "projected_lengths": [64, 512], "implementations": ["linformer-kit", "linformer"]})
->>> [(group.length, [point.projected_length for point in group.points(batch=1)]) for group in sweep.groups()]
-[(256, [64, 64]), (1024, [64, 512, 64, 512])]
+>>> sweep = read_sweep({"lengths": [256, 1024], "projected_lengths": [64, 512], "implementations": ["linformer-kit"]})
+>>> [(group.lengths, [point.projected_length for point in group.points()]) for group in sweep.groups()]
+[((256,), [64]), ((1024,), [64, 512])]
 """
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -17,40 +18,51 @@ from ..errors import UserError
 from ..models.options_linformer import nearest_of
 from ..schema import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Bounds, converted
 from ..yaml_loader import read_yaml
-from .implementations import BERT_EAGER, IMPLEMENTATIONS, OURS, OURS_NONE, Point, Sharing, Step, Subject, version_of
-from .peers import LINFORMER, LINFORMER_PYTORCH
+from .implementations import IMPLEMENTATIONS, can_do, projects, variants_of, version_of
+from .point import BERT_EAGER, FULL, LINFORMER, LINFORMER_PYTORCH, OURS, RENAMED, Backend, Point, Step, Subject
+from .targets import Target
 
 Count = Annotated[int, AT_LEAST_1]
+LISTS: dict[str, type[int] | type[str]] = {
+    **{"lengths": int, "projected_lengths": int, "block_lengths": int},
+    **{"implementations": str, "subjects": str, "steps": str, "backends": str},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The points to measure, and how long that may take."""
+    """The points to measure, how long that may take, and what is expected of the result."""
 
     lengths: list[Count] = field(default_factory=lambda: [512, 1024, 2048, 4096])
     projected_lengths: list[Count] = field(default_factory=lambda: [128])
-    implementations: list[str] = field(default_factory=lambda: [OURS, OURS_NONE, LINFORMER, LINFORMER_PYTORCH])
+    block_lengths: list[Count] = field(default_factory=lambda: [128])
+    implementations: list[str] = field(default_factory=lambda: [OURS, FULL, LINFORMER, LINFORMER_PYTORCH])
     subjects: list[Subject] = field(default_factory=lambda: ["layer"])
     steps: list[Step] = field(default_factory=lambda: ["forward"])
+    backends: list[Backend] = field(default_factory=lambda: ["torch"])
     # tokens of a batch, as far as one example is not longer; 0: as many examples as memory and time allow
     tokens: Annotated[int, NOT_NEGATIVE] = 4096
+    batch: Count | None = None  # examples of a batch, instead of `tokens`
     hidden_size: Count = 512
     num_heads: Count = 8
     num_layers: Count = 4
-    sharing: Sharing = "headwise"
+    sharing: Literal["headwise", "kv", "layerwise"] = "headwise"
     target_length: Annotated[int, Bounds("at least 2", lambda number: number >= 2)] = 64
     device: str = "cpu"
-    seconds: Annotated[float, POSITIVE] = (
-        20.0  # for the rounds of one length, subject and step; three rounds there are at least
-    )
+    interleave_lengths: bool = False  # all lengths in the same rounds
+    seconds: Annotated[float, POSITIVE] = 20.0  # for the rounds of one group; there are at least 3 rounds
     rounds: Count = 9  # at most
     time_limit: Annotated[float, POSITIVE] = 60.0  # seconds of a call
+    output: str | None = None  # the CSV
+    targets: list[Target] = field(default_factory=list)
 
     def groups(self) -> list["Group"]:
-        """What takes turns with each other; the short ones first, so that a run that is stopped early has most of it."""
-        combinations = product(sorted(set(self.lengths)), self.subjects, self.steps)
-        groups = [Group(self, subject, step, length) for length, subject, step in combinations]
-        return [group for group in groups if group.points(batch=1)]
+        """What is timed in the same rounds; short lengths first, so that an interrupted run has most of the points."""
+        lengths = tuple(sorted(set(self.lengths)))
+        parts = [lengths] if self.interleave_lengths else [(length,) for length in lengths]
+        combinations = product(parts, self.backends, self.subjects, self.steps)
+        groups = [Group(self, backend, subject, step, lengths) for lengths, backend, subject, step in combinations]
+        return [group for group in groups if group.points()]
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -58,38 +70,49 @@ class Sweep:
         names = ("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "device")
         return {name: getattr(self, name) for name in names}
 
+    def batch_of(self, length: int) -> int:
+        return self.batch or max(1, self.tokens // length)
+
 
 @dataclass(frozen=True)
 class Group:
-    """The points of one length, subject and step."""
+    """The points that are timed in the same rounds."""
 
     sweep: Sweep
+    backend: Backend
     subject: Subject
     step: Step
-    length: int
+    lengths: tuple[int, ...]
 
-    def points(self, batch: int) -> list[Point]:
-        """Those that can be: who has no such subject, or would get more rows than tokens, takes no part."""
+    def points(self, batch: int | None = None) -> list[Point]:
+        """All combinations that exist: an implementation may lack the subject, and K must not exceed the length."""
         return [
-            Point(self.subject, self.step, name, self.length, rows, batch, **self.sweep.sizes)
+            Point(
+                *(self.subject, self.step, name, length, rows, batch or self.sweep.batch_of(length)),
+                **{"variant": variant, "backend": self.backend, "block_length": block, **self.sweep.sizes},
+            )
+            for length in self.lengths
             for name in self.sweep.implementations
-            if can_do(name, self.subject, self.step)
-            for rows in (self.sweep.projected_lengths if IMPLEMENTATIONS[name].projects else [None])
-            if rows is None or rows <= self.length
+            if can_do(name, self.subject, self.step, self.backend)
+            for variant in variants_of(name, self.subject)
+            for block in self.blocks(name)
+            for rows in (self.sweep.projected_lengths if projects(name, self.subject) else [None])
+            if rows is None or rows <= (block or length)
         ]
 
+    def blocks(self, name: str) -> list[int] | list[None]:
+        is_causal = self.subject in ("causal-layer", "causal-lm") and projects(name, self.subject)
+        return self.sweep.block_lengths if is_causal else [None]
+
     def __str__(self) -> str:
-        return f"{self.subject}, {self.step}, N={self.length:,}"
-
-
-def can_do(implementation: str, subject: Subject, step: Step) -> bool:
-    """Whether there is such a thing."""
-    return subject in IMPLEMENTATIONS[implementation].builds and (step != "generation" or subject == "encoder-decoder")
+        backend = [] if self.backend == "torch" else [self.backend]
+        lengths = "–".join(f"{length:,}" for length in dict.fromkeys((self.lengths[0], self.lengths[-1])))
+        return ", ".join([*backend, self.subject, self.step, f"N={lengths}"])
 
 
 PAPER_TABLE_3 = "paper-table-3"
 PRESETS: dict[str, dict[str, Any]] = {
-    # inference, sharing by layers, beside attention that stores all its weights, in the largest possible batches
+    # inference, one E for all layers, against attention that stores all its weights, in the largest possible batches
     PAPER_TABLE_3: {
         "lengths": [2**power for power in range(9, 17)],
         "projected_lengths": [128, 256, 512, 1024, 2048],
@@ -106,49 +129,70 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def read_sweep(keys: Mapping[str, Any]) -> Sweep:
-    """Checked keys and values."""
-    sweep: Sweep = converted(keys, Sweep, "")
-    for name in ("lengths", "projected_lengths", "implementations", "subjects", "steps"):
+    """Check keys and values."""
+    sweep: Sweep = converted(
+        {**keys, "implementations": current_names(keys)} if "implementations" in keys else keys, Sweep, ""
+    )
+    for name in LISTS:
         if not getattr(sweep, name):
             raise UserError(f"{name} is empty; give at least one")
-    for name in sweep.implementations:
+    for name, backend in product(sweep.implementations, sweep.backends):
         if name not in IMPLEMENTATIONS:
             known = list(IMPLEMENTATIONS)
             raise UserError(f"there is no implementation {name!r}{nearest_of(name, known)} known: {', '.join(known)}")
-        if version_of(name) is None:
-            package = IMPLEMENTATIONS[name].package
-            raise UserError(f'{package} is not installed; run: pip install "linformer-kit[bench]", or leave {name} out')
+        if version_of(name, backend) is None:
+            what = IMPLEMENTATIONS[name].package if backend == "torch" else f"Keras or the backend of {backend}"
+            extra = "bench" if backend == "torch" else "keras,tensorflow,jax"
+            raise UserError(f'{what} is not installed; run: pip install "linformer-kit[{extra}]", or leave it out')
+    check_combinations(sweep)
     check_sizes(sweep)
-    check_device(sweep.device)
+    if "torch" in sweep.backends:
+        check_device(sweep.device)
     return sweep
 
 
+def current_names(keys: Mapping[str, Any]) -> Any:
+    """The implementations of a sweep, renamed ones by their new names."""
+    names = keys["implementations"]
+    if not isinstance(names, list):
+        return names
+    for name in names:
+        if name in RENAMED:
+            warnings.warn(f"the implementation {name} is now called {RENAMED[name]}", FutureWarning, stacklevel=3)
+    return [RENAMED.get(name, name) if isinstance(name, str) else name for name in names]
+
+
+def check_combinations(sweep: Sweep) -> None:
+    """Every implementation must have something to measure."""
+    for name in sweep.implementations:
+        combinations = product(sweep.subjects, sweep.steps, sweep.backends)
+        if not any(can_do(name, *combination) for combination in combinations):
+            subjects = ", ".join(IMPLEMENTATIONS[name].builds)
+            asked = f"{' and '.join(sweep.subjects)} × {' and '.join(sweep.steps)} on {' and '.join(sweep.backends)}"
+            raise UserError(f"{name} has nothing to measure for {asked}; it has the subjects {subjects}")
+        if sweep.sharing != "headwise" and name in (LINFORMER, LINFORMER_PYTORCH):
+            raise UserError(
+                f"sharing is {sweep.sharing}, but {name} supports headwise only; leave it out, or use headwise"
+            )
+
+
 def check_sizes(sweep: Sweep) -> None:
-    """What types cannot say."""
+    """What types cannot express."""
     if sweep.hidden_size % sweep.num_heads:
         raise UserError(
-            f"hidden_size is {sweep.hidden_size}, which {sweep.num_heads} heads cannot share; num_heads must divide it"
+            f"hidden_size is {sweep.hidden_size}, which is not divisible by num_heads, which is {sweep.num_heads}"
+        )
+    if sweep.interleave_lengths and not sweep.batch and not sweep.tokens:
+        raise UserError(
+            "tokens is 0, which finds a batch for each length; with interleave_lengths give batch or tokens"
         )
     if any(IMPLEMENTATIONS[name].projects for name in sweep.implementations):
         for rows in sweep.projected_lengths:
             if rows > max(sweep.lengths):
                 raise UserError(
-                    f"projected_lengths has {rows:,}, but no length is larger than {max(sweep.lengths):,}: K rows instead "
-                    "of N tokens save nothing then; give a smaller K, or greater lengths"
+                    f"projected_lengths has {rows:,}, but no length is larger than {max(sweep.lengths):,}, so nothing "
+                    "would be shortened; give a smaller K, or greater lengths"
                 )
-    for name in sweep.implementations:
-        if not any(can_do(name, subject, step) for subject, step in product(sweep.subjects, sweep.steps)):
-            subjects = ", ".join(IMPLEMENTATIONS[name].builds)
-            raise UserError(
-                f"{name} takes no part in {words(sweep.subjects)} × {words(sweep.steps)}; it has {subjects}"
-            )
-        if sweep.sharing != "headwise" and name in (LINFORMER, LINFORMER_PYTORCH):
-            raise UserError(
-                f"sharing is {sweep.sharing}, but {name} is compared with headwise only; leave it out, or use headwise"
-            )
-    for subject, step in product(sweep.subjects, sweep.steps):
-        if step == "generation" and "encoder-decoder" not in sweep.subjects:
-            raise UserError(f"steps has generation, but {subject} generates nothing; add encoder-decoder to subjects")
 
 
 def check_device(device: str) -> None:
@@ -160,11 +204,7 @@ def check_device(device: str) -> None:
         raise UserError(f"device is {device!r}; PyTorch has here: {', '.join(['cpu', *found])}") from None
 
 
-def words(names: Iterable[str]) -> str:
-    return " and ".join(names)
-
-
-def keys_in(path: Path) -> dict[str, Any]:
+def read_keys(path: Path) -> dict[str, Any]:
     """The keys of a sweep in a file."""
     keys = read_yaml(path, "a sweep")
     if not isinstance(keys, dict):

@@ -1,0 +1,99 @@
+"""The gate before every measurement: what is timed must compute what the plain form of the equation gives in float64.
+
+Shapes: B batch, N length, T target length, V vocabulary, C model size.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models.causal_linformer import CausalLinformerAttention
+from ..models.plain_linformer import plain_attention, plain_causal_attention
+
+# largest error, relative to the root mean square of the expected values: float32 stays below 2e-5
+TOLERANCE = 1e-4
+
+
+class WrongImplementation(RuntimeError):
+    """An implementation computes something else; its time would mean nothing."""
+
+
+def require_agreement(name: str, what: str, actual: Tensor, expected: Tensor) -> None:
+    """Refuse values that differ by more than float32 explains."""
+    error = float((actual.double() - expected).abs().max() / expected.square().mean().sqrt())
+    if not error <= TOLERANCE:  # also refuses nan
+        raise WrongImplementation(
+            f"{name}: its {what} differs from the float64 result by a relative error of {error:.1e}, "
+            f"more than the {TOLERANCE:.0e} that float32 explains, so it was not timed"
+        )
+
+
+def require_gradient_agreement(
+    name: str, layer: Callable[..., Tensor], exact: Callable[..., Tensor], x: Tensor
+) -> None:
+    """Compare output and input gradient of a layer with those of its float64 counterpart."""
+    upstream, results = torch.randn_like(x), []
+    for module, dtype in ((layer, x.dtype), (exact, torch.float64)):
+        leaf = x.detach().to(dtype).requires_grad_()
+        output = module(leaf)
+        results.append((output.detach(), *torch.autograd.grad(output, leaf, upstream.to(dtype))))
+    for what, actual, expected in zip(("output", "gradient"), *results, strict=True):
+        require_agreement(name, what, actual, expected)
+
+
+def require_model_agreement(name: str, model: nn.Module, exact: Any, ids_BN: Tensor) -> None:
+    """Compare hidden states, with and without gradients, and the gradient of the embeddings with the plain form."""
+    model.eval()
+    exact_words, words = (one.get_parameter("embeddings.word_embeddings.weight") for one in (exact, model))
+    expected_BNC, hidden_BNC = plain_hidden_states(exact, ids_BN), model(ids_BN).last_hidden_state
+    upstream_BNC = torch.randn_like(hidden_BNC)
+    (expected_VC,) = torch.autograd.grad(expected_BNC, exact_words, upstream_BNC.double())
+    (gradient_VC,) = torch.autograd.grad(hidden_BNC, words, upstream_BNC)
+    with torch.no_grad():
+        require_agreement(name, "output", model(ids_BN).last_hidden_state, expected_BNC)
+        require_agreement(name, "output with gradients", hidden_BNC, expected_BNC)
+        require_agreement(name, "gradient", gradient_VC[ids_BN], expected_VC[ids_BN])
+
+
+# the models in their plain form: nothing reordered, fused or chunked
+
+
+def plain_hidden_states(model: Any, ids_BN: Tensor, source_BNC: Tensor | None = None) -> Tensor:
+    """The last hidden states of a `LinformerModel`: (B, N, C)."""
+    x_BNC = plain_embeddings(model.embeddings, ids_BN)
+    for layer in model.layers:
+        plain = plain_causal_attention if isinstance(layer.attention, CausalLinformerAttention) else plain_attention
+        attend = partial(plain, layer.attention, projection=model.projection)
+        x_BNC = plain_residual(layer.attention_residual, x_BNC, attend)
+        if source_BNC is not None:
+            source = {"context_BNC": source_BNC, "projection": model.source_projection}
+            cross = partial(plain_attention, layer.cross_attention, **source)
+            x_BNC = plain_residual(layer.cross_attention_residual, x_BNC, cross)
+        feed_forward = nn.Sequential(layer.feed_forward.inner, nn.GELU(), layer.feed_forward.outer)
+        x_BNC = plain_residual(layer.feed_forward_residual, x_BNC, feed_forward)
+    return x_BNC if model.norm is None else model.norm(x_BNC)
+
+
+def plain_embeddings(embeddings: Any, ids_BN: Tensor) -> Tensor:
+    x_BNC = F.embedding(ids_BN, embeddings.word_embeddings.weight)
+    x_BNC = x_BNC + embeddings.position_embeddings(torch.arange(ids_BN.shape[1]))
+    if embeddings.token_type_embeddings is not None:
+        x_BNC = x_BNC + embeddings.token_type_embeddings.weight[0]
+    return embeddings.norm(x_BNC)
+
+
+def plain_residual(residual: Any, x_BNC: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    return x_BNC + function(residual.norm(x_BNC)) if residual.norm_first else residual.norm(x_BNC + function(x_BNC))
+
+
+def plain_logits(model: Any, ids_BN: Tensor, target_BT: Tensor) -> Tensor:
+    """Logits of a target after a source, or of the last T tokens after a prompt: (B, T, V)."""
+    if hasattr(model, "encoder"):
+        hidden_BTC = plain_hidden_states(model.decoder, target_BT, plain_hidden_states(model.encoder, ids_BN))
+    else:
+        hidden_BTC = plain_hidden_states(model.model, torch.cat([ids_BN, target_BT], dim=1))[:, ids_BN.shape[1] :]
+    return model.lm_head(hidden_BTC)

@@ -1,0 +1,245 @@
+"""Whole encoders of one size: ours, those of other packages with our weights, those of transformers, and their check.
+
+Shapes: B batch, N length, C hidden size.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from ..models.configuration_linformer import LinformerConfig
+from ..models.modeling_linformer import LinformerModel
+from ..models.projection_linformer import LinearProjection
+from .checks import require_model_agreement
+from .layers import copy_to_linformer, copy_to_linformer_pytorch
+from .point import CHECKED_BATCH, CHECKED_LENGTH, FULL_EAGER, LINFORMER_PYTORCH, Point
+
+VOCABULARY = 8192
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def config_options(point: Point) -> dict[str, Any]:
+    """The sizes by the names that configurations use.
+
+    One activation for all: the default of some models is many small operations. Features of unit variance: with the
+    usual 0.02 all scores are near 0, whatever the keys, and a mistake would not show.
+    """
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": point.hidden_size,
+        "num_hidden_layers": point.num_layers,
+        "num_attention_heads": point.num_heads,
+        "intermediate_size": 4 * point.hidden_size,
+        "hidden_act": "gelu",
+        "max_position_embeddings": point.length,
+        "initializer_range": point.hidden_size**-0.5,
+    }
+
+
+def random_ids(batch: int, length: int) -> Tensor:
+    """Ids of words, beyond those that a model may read as padding or another special token."""
+    return torch.randint(5, VOCABULARY, (batch, length))
+
+
+def our_encoder(point: Point, **options: Any) -> LinformerModel:
+    """Our encoder without dropout; norms last for linformer-pytorch, which knows nothing else."""
+    options |= {"norm_first": point.implementation != LINFORMER_PYTORCH, "sharing": point.sharing}
+    if point.projected_length is None:
+        options |= {"projection": "none", "sharing": "headwise"}
+    else:
+        options |= {"projection": point.projection, "projected_length": point.projected_length}
+    attention = "eager" if point.implementation == FULL_EAGER else "sdpa"
+    config = LinformerConfig(**config_options(point), **NO_DROPOUT, **options, attn_implementation=attention)
+    model = LinformerModel(config)
+    for module in model.modules():
+        if isinstance(module, LinearProjection):
+            # rows of unit variance also from the few tokens of a check: with segment means most would be 0
+            nn.init.normal_(module.weight, std=min(point.length, CHECKED_LENGTH) ** -0.5)
+    return model
+
+
+# other packages
+
+
+class PackageEncoder(nn.Module):
+    """The layers of another package between our embeddings and our last norm."""
+
+    def __init__(self, ours: LinformerModel, stack: nn.Module):
+        super().__init__()
+        self.embeddings = copy.deepcopy(ours.embeddings)
+        self.stack = stack
+        self.norm = copy.deepcopy(ours.norm) or nn.Identity()
+
+    def forward(self, ids_BN: Tensor) -> BaseModelOutput:
+        position_1N = torch.arange(ids_BN.shape[1], device=ids_BN.device)[None]
+        x_BNC = self.embeddings(self.embeddings.word_embeddings(ids_BN), position_1N, None)
+        return BaseModelOutput(last_hidden_state=self.norm(self.stack(x_BNC)))
+
+
+def linformer_encoder(point: Point) -> nn.Module:
+    ours = our_encoder(point)
+    return PackageEncoder(ours, linformer_stack(ours))
+
+
+def linformer_stack(ours: LinformerModel) -> nn.Module:
+    """The layers of the package `linformer` with the weights and dropout of ours; its feed-forward is 4C wide."""
+    from linformer import Linformer
+
+    config = ours.config
+    sizes: dict[str, Any] = {
+        "dim": config.hidden_size,
+        "seq_len": config.max_position_embeddings,
+        "depth": config.num_hidden_layers,
+    }
+    sizes |= {"k": config.projected_length, "heads": config.num_attention_heads}
+    stack = Linformer(**sizes, dropout=config.hidden_dropout_prob)
+    for layer, (attention, feed_forward) in zip(ours.layers, stack.net.layers, strict=True):
+        copy_to_linformer(layer.attention, attention.fn)
+        copy_feed_forward(layer, attention, feed_forward, "w1", "w2")
+    return stack
+
+
+def linformer_pytorch_encoder(point: Point) -> nn.Module:
+    """The layers of the package `linformer-pytorch`."""
+    from linformer_pytorch import Linformer
+
+    ours = our_encoder(point)
+    options = {"dropout": 0.0, "dropout_ff": 0.0, "activation": "gelu", "parameter_sharing": "headwise"}
+    sizes = {"dim_ff": 4 * point.hidden_size, "nhead": point.num_heads, "depth": point.num_layers}
+    stack = Linformer(point.length, point.hidden_size, point.rows, **sizes, **options)
+    for layer, attention, feed_forward in zip(ours.layers, stack.seq[::2], stack.seq[1::2], strict=True):
+        copy_to_linformer_pytorch(layer.attention, attention.fn)
+        copy_feed_forward(layer, attention, feed_forward, "w_1", "w_2")
+    return PackageEncoder(ours, stack)
+
+
+def copy_feed_forward(layer: Any, attention: Any, feed_forward: Any, inner: str, outer: str) -> None:
+    """Feed-forward and norms of one layer, in wrappers with `fn` and `norm`."""
+    for ours, theirs in (
+        (layer.feed_forward.inner, getattr(feed_forward.fn, inner)),
+        (layer.feed_forward.outer, getattr(feed_forward.fn, outer)),
+        (layer.attention_residual.norm, attention.norm),
+        (layer.feed_forward_residual.norm, feed_forward.norm),
+    ):
+        theirs.load_state_dict(ours.state_dict())
+        if hasattr(ours, "eps"):
+            theirs.eps = ours.eps
+
+
+# transformers
+
+
+def bert(point: Point, attention: str = "sdpa") -> nn.Module:
+    config = transformers.BertConfig(**config_options(point), **NO_DROPOUT, attn_implementation=attention)
+    return transformers.BertModel(config, add_pooling_layer=False)
+
+
+def bert_eager(point: Point) -> nn.Module:
+    return bert(point, "eager")
+
+
+def longformer(point: Point) -> nn.Module:
+    # its positions start behind the padding id, which is 1
+    options = config_options(point) | {"max_position_embeddings": point.length + 2}
+    config = transformers.LongformerConfig(**options, **NO_DROPOUT, attention_window=256)
+    return transformers.LongformerModel(config, add_pooling_layer=False)
+
+
+def big_bird(point: Point) -> nn.Module:
+    # up to 704 tokens, (5 + 2 · 3 random) blocks of 64, it falls back to full attention
+    config = transformers.BigBirdConfig(**config_options(point), **NO_DROPOUT, attention_type="block_sparse")
+    return transformers.BigBirdModel(config, add_pooling_layer=False)
+
+
+def nystromformer(point: Point) -> nn.Module:
+    options = {**config_options(point), **NO_DROPOUT, "num_landmarks": 64, "segment_means_seq_len": point.length}
+    return transformers.NystromformerModel(transformers.NystromformerConfig(**options))
+
+
+def fnet(point: Point) -> nn.Module:
+    # a Fourier transform instead of attention
+    options = {name: value for name, value in config_options(point).items() if name != "num_attention_heads"}
+    return transformers.FNetModel(transformers.FNetConfig(**options, hidden_dropout_prob=0.0), add_pooling_layer=False)
+
+
+def modern_bert(point: Point) -> nn.Module:
+    # no dropout by default; its feed-forward is gated, so it has three matrices where the others have two
+    options = {name: value for name, value in config_options(point).items() if name != "hidden_act"}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    config = transformers.ModernBertConfig(**options, **special, hidden_activation="gelu", attn_implementation="sdpa")
+    return transformers.ModernBertModel(config)
+
+
+# check and call
+
+
+def check_encoder(point: Point, model: nn.Module) -> None:
+    """Outputs and gradients of 1,152 tokens against the plain form in float64, of those whose function we know.
+
+    The other models compute functions of their own. `model` was built for `point.small()` with seed 0.
+    """
+    if isinstance(model, transformers.BertModel):
+        exact = as_linformer(model)
+    elif isinstance(model, PackageEncoder | LinformerModel):
+        torch.manual_seed(0)  # the same weights
+        exact = our_encoder(point.small())
+    else:
+        return
+    require_model_agreement(point.implementation, model, exact.double(), random_ids(CHECKED_BATCH, CHECKED_LENGTH))
+
+
+def as_linformer(model: transformers.BertModel) -> LinformerModel:
+    """Our encoder without projection and with norms last, with the weights of a BERT: the same function."""
+    names = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
+    names += ["hidden_act", "max_position_embeddings", "layer_norm_eps"]
+    options = {name: getattr(model.config, name) for name in names}
+    ours = LinformerModel(LinformerConfig(**options, **NO_DROPOUT, projection="none", norm_first=False))
+    in_bert = {
+        "embeddings.norm": "embeddings.LayerNorm",
+        "layers.": "encoder.layer.",
+        "attention.output": "attention.output.dense",
+        **{f"attention.{name}": f"attention.self.{name}" for name in ("query", "key", "value")},
+        "attention_residual.norm": "attention.output.LayerNorm",
+        "feed_forward.inner": "intermediate.dense",
+        "feed_forward.outer": "output.dense",
+        "feed_forward_residual.norm": "output.LayerNorm",
+    }
+
+    def name_in_bert(name: str) -> str:
+        for our_name, their_name in in_bert.items():
+            name = name.replace(our_name, their_name)
+        return name
+
+    weights = model.state_dict()
+    ours.load_state_dict({name: weights[name_in_bert(name)] for name in ours.state_dict()})
+    return ours
+
+
+def encoder_call(model: nn.Module, ids_BN: Tensor, step: str) -> Callable[[], object]:
+    """Inference without gradients, or a training step without the optimizer. No mask: there is no padding."""
+    model.train(step == "training")
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return model(ids_BN).last_hidden_state
+
+    def training() -> None:
+        model(ids_BN).last_hidden_state.square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    return training if step == "training" else forward
+
+
+def encoder_multiply_adds(model: nn.Module, length: int, batch: int) -> int | None:
+    """Multiply-adds of the layers of our encoder: what `plan` counts, and the feed-forward; None for other encoders."""
+    if not isinstance(model, LinformerModel):
+        return None
+    feed_forward = 2 * batch * length * model.config.hidden_size * model.config.intermediate_size
+    layers: list[Any] = list(model.layers)
+    plans = [layer.attention.plan(length, batch, projection=model.projection) for layer in layers]
+    return sum(plan.multiply_adds + feed_forward for plan in plans)

@@ -1,0 +1,222 @@
+"""Models that generate: encoder-decoders and causal LMs, reading into a cache and decoding from it, and their check.
+
+Shapes: B batch, N length, T length of the target, V vocabulary.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+from ..models.cache_linformer import LinformerCache
+from ..models.configuration_linformer import LinformerConfig
+from ..models.modeling_linformer import LinformerForCausalLM
+from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
+from .checks import TOLERANCE, WrongImplementation, plain_logits, require_agreement
+from .encoders import NO_DROPOUT, VOCABULARY, config_options, random_ids
+from .point import CHECKED_LENGTH, Point
+
+LED_WINDOW = 256
+BEGIN = 1  # the first token of every target
+SETTINGS = {**NO_DROPOUT, "position_embedding": "sinusoidal", "bos_token_id": BEGIN}
+
+
+def our_encoder_decoder(point: Point) -> nn.Module:
+    options: dict[str, Any] = {"projection": "none"}
+    if point.projected_length is not None:
+        options = {"projected_length": point.projected_length, "sharing": point.sharing}
+    config = LinformerConfig(**config_options(point), **SETTINGS, **options)
+    return LinformerForConditionalGeneration(config).eval()
+
+
+def our_causal_lm(point: Point) -> nn.Module:
+    options: dict[str, Any] = {"decoder_attention": "full"}
+    if point.projected_length is not None:
+        options = {"slots": point.projected_length, "sharing": point.sharing}
+        options |= {} if point.block_length is None else {"block_length": point.block_length}
+    return LinformerForCausalLM(LinformerConfig(**config_options(point), **SETTINGS, **options)).eval()
+
+
+def led(point: Point) -> nn.Module:
+    parts = ("encoder", "decoder")
+    config = transformers.LEDConfig(
+        vocab_size=VOCABULARY,
+        d_model=point.hidden_size,
+        **{f"{part}_layers": point.num_layers for part in parts},
+        **{f"{part}_attention_heads": point.num_heads for part in parts},
+        **{f"{part}_ffn_dim": 4 * point.hidden_size for part in parts},
+        max_encoder_position_embeddings=-(-point.length // LED_WINDOW) * LED_WINDOW,  # it pads to whole windows
+        max_decoder_position_embeddings=point.target_length + 2,
+        attention_window=LED_WINDOW,
+        dropout=0.0,
+    )
+    return transformers.LEDForConditionalGeneration(config)
+
+
+def long_t5(point: Point) -> nn.Module:
+    config = transformers.LongT5Config(
+        vocab_size=VOCABULARY,
+        d_model=point.hidden_size,
+        d_kv=point.head_size,
+        d_ff=4 * point.hidden_size,
+        num_layers=point.num_layers,
+        num_heads=point.num_heads,
+        encoder_attention_type="transient-global",
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    return transformers.LongT5ForConditionalGeneration(config)
+
+
+class LinformerPytorchEncoderDecoder(nn.Module):
+    """`LinformerEncDec` of `linformer-pytorch`; source and target must have the same length."""
+
+    def __init__(self, point: Point):
+        super().__init__()
+        from linformer_pytorch import LinformerEncDec
+
+        options: dict[str, Any] = {"dim_k": point.rows, "dim_ff": 4 * point.hidden_size, "nhead": point.num_heads}
+        options |= {"depth": point.num_layers, "dropout": 0.0, "dropout_ff": 0.0}
+        both = {f"{part}_{name}": value for part in ("enc", "dec") for name, value in options.items()}
+        self.model = LinformerEncDec(*(2 * (VOCABULARY, point.length, point.hidden_size)), **both)
+
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor) -> Seq2SeqLMOutput:
+        return Seq2SeqLMOutput(logits=self.model(input_ids, decoder_input_ids))
+
+
+# reading and decoding
+
+
+@dataclass(frozen=True)
+class DecodingState:
+    """The cache after reading, the next token, and other inputs of each call."""
+
+    cache: LinformerCache
+    token_B1: Tensor
+    inputs: dict[str, Any] = field(default_factory=dict)
+
+
+def is_causal_lm(model: nn.Module) -> bool:
+    return isinstance(model, LinformerForCausalLM)
+
+
+@torch.no_grad()
+def read(model: Any, ids_BN: Tensor) -> DecodingState:
+    """Read a prompt; or encode a source and start the target, so that the cache holds the rows for cross-attention."""
+    if is_causal_lm(model):
+        output, inputs = model(ids_BN, use_cache=True, logits_to_keep=1), {}
+    else:
+        inputs = {"encoder_outputs": model.encoder(ids_BN)}
+        output = model(decoder_input_ids=ids_BN.new_full((ids_BN.shape[0], 1), BEGIN), use_cache=True, **inputs)
+    return DecodingState(output.past_key_values, most_likely(output.logits), inputs)
+
+
+@torch.no_grad()
+def decode(model: Any, state: DecodingState, tokens: int) -> LinformerCache:
+    """Generate this many tokens greedily and return the cache; `state` is not changed."""
+    cache, token_B1 = copy_cache(state.cache), state.token_B1
+    for _ in range(tokens):
+        token_B1 = most_likely(next_logits(model, state, cache, token_B1))
+    return cache
+
+
+def next_logits(model: Any, state: DecodingState, cache: LinformerCache, token_B1: Tensor) -> Tensor:
+    """The logits (B, 1, V) after one more token, which is added to the cache."""
+    name = "input_ids" if is_causal_lm(model) else "decoder_input_ids"
+    return model(**{name: token_B1}, past_key_values=cache, use_cache=True, **state.inputs).logits
+
+
+def most_likely(logits_BNV: Tensor) -> Tensor:
+    return logits_BNV[:, -1:].argmax(dim=-1)
+
+
+def copy_cache(cache: LinformerCache) -> LinformerCache:
+    """A cache that can grow without the original; tensors are not copied, since layers replace them."""
+    new = copy.copy(cache)
+    new.layers = [copy.copy(layer) for layer in cache.layers]
+    return new
+
+
+# check and call
+
+
+def check_generator(point: Point, model: Any) -> None:
+    """No token of a target may see a later one. Ours give what the plain form gives in float64, also from the cache."""
+    model.eval()
+    ids_BN, target_BT = random_ids(2, CHECKED_LENGTH), random_ids(2, CHECKED_LENGTH)
+    if not is_causal_lm(model):
+        require_causality(point.implementation, model, ids_BN, target_BT)
+    if not isinstance(model, LinformerForCausalLM | LinformerForConditionalGeneration):
+        return
+    # a block and a half: one is finished
+    long_BT = random_ids(2, model.config.block_length * 3 // 2)
+    exact = copy.deepcopy(model).double()
+    with torch.no_grad():
+        inputs = {"input_ids": ids_BN, "decoder_input_ids": long_BT}
+        if is_causal_lm(model):
+            inputs = {"input_ids": torch.cat([ids_BN, long_BT], dim=1)}
+        logits_BTV = model(**inputs).logits[:, -long_BT.shape[1] :]
+        require_agreement(point.implementation, "logits", logits_BTV, plain_logits(exact, ids_BN, long_BT))
+        check_cache(point.implementation, model, exact, ids_BN, long_BT[:, : model.config.block_length + 4])
+
+
+@torch.no_grad()
+def check_cache(name: str, model: Any, exact: Any, ids_BN: Tensor, new_BT: Tensor) -> None:
+    """Logits from the cache, token by token, must be those of the plain form of one pass over everything."""
+    state = read(model, ids_BN)
+    decode(model, state, new_BT.shape[1])  # must not change the state
+    cache = copy_cache(state.cache)
+    logits_BTV = torch.cat([next_logits(model, state, cache, token_B1) for token_B1 in new_BT.split(1, dim=1)], dim=1)
+    target_BT = new_BT if is_causal_lm(model) else torch.cat([torch.full_like(new_BT[:, :1], BEGIN), new_BT], dim=1)
+    expected_BTV = plain_logits(exact, ids_BN, target_BT)[:, -new_BT.shape[1] :]
+    require_agreement(name, "logits from the cache", logits_BTV, expected_BTV)
+
+
+@torch.no_grad()
+def require_causality(name: str, model: Any, ids_BN: Tensor, target_BT: Tensor) -> None:
+    logits_BTV = model(input_ids=ids_BN, decoder_input_ids=target_BT).logits
+    changed_BT = torch.cat([target_BT[:, :-1], target_BT[:, -1:] - 1], dim=1)
+    changed_BTV = model(input_ids=ids_BN, decoder_input_ids=changed_BT).logits
+    change = float((logits_BTV - changed_BTV)[:, :-1].abs().max() / logits_BTV.square().mean().sqrt())
+    if not change <= TOLERANCE:
+        raise WrongImplementation(
+            f"{name}: another last token of the target changes earlier logits by a relative {change:.1e}; "
+            "it sees the future, so it was not timed"
+        )
+
+
+def generator_call(model: Any, ids_BN: Tensor, point: Point) -> Callable[[], object]:
+    """A pass, a training step without the optimizer, `generate`, reading into a cache, or decoding from it."""
+    model.train(point.step == "training")
+    target_BT = random_ids(point.batch, point.target_length).to(ids_BN.device)
+    inputs = {"input_ids": ids_BN} if is_causal_lm(model) else {"input_ids": ids_BN, "decoder_input_ids": target_BT}
+
+    def forward() -> object:
+        with torch.no_grad():
+            return model(**inputs).logits
+
+    def training() -> None:
+        model(input_ids=ids_BN, labels=ids_BN if is_causal_lm(model) else target_BT).loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    def generation() -> object:
+        # an encoder-decoder adds the first token itself
+        tokens = point.target_length - (0 if is_causal_lm(model) else 1)
+        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        return model.generate(ids_BN, attention_mask=torch.ones_like(ids_BN), **options)
+
+    if point.step == "decoding":
+        return partial(decode, model, read(model, ids_BN), point.target_length)
+    calls: dict[str, Callable[[], object]] = {
+        "forward": forward,
+        "training": training,
+        "generation": generation,
+        "reading": partial(read, model, ids_BN),
+    }
+    return calls[point.step]

@@ -1,0 +1,208 @@
+"""Single attention layers: ours and those of other packages with the same weights, and their check.
+
+Shapes: B batch, N length, P positions that are compared, M matrices, K projected length, D head size, C model size.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.attention_linformer import QUERY_CHUNK, LinformerAttention
+from ..models.causal_linformer import CausalLinformerAttention
+from ..models.multihead_linformer import MultiHeadLayer
+from ..models.plain_linformer import plain_attention, plain_causal_attention
+from ..models.projection_linformer import LinearProjection
+from .checks import require_agreement, require_gradient_agreement
+from .point import Point
+
+# outputs compared per example; each depends on every token, so a few suffice
+COMPARED_POSITIONS = 64
+# up to this length gradients are compared too; they need the whole float64 pass
+COMPARED_GRADIENTS_LENGTH = 1024
+# causal layers are compared on at most this many tokens, not a multiple of any block
+COMPARED_CAUSAL_LENGTH = 1000
+# rows × inner × columns; which product is faster depends on the machine
+GEMM_SHAPES = ((2048, 2048, 2048), (8192, 512, 512))
+
+
+def make_layer(point: Point) -> LinformerAttention:
+    """A new `LinformerAttention` of the point's sizes; without projection, full attention."""
+    options: dict[str, Any] = {"projection": "none"}
+    if point.projected_length is not None:
+        # for a single layer, layerwise sharing is kv sharing
+        sharing = "kv" if point.sharing == "layerwise" else point.sharing
+        options = {"projection": point.projection, "sharing": sharing, "projected_length": point.projected_length}
+    return LinformerAttention(
+        point.hidden_size, point.num_heads, head_dim=point.head_dim, max_length=point.length, **options
+    )
+
+
+def our_layer(point: Point) -> LinformerAttention:
+    layer = make_layer(point)
+    randomize_(layer)
+    return layer.eval()
+
+
+def our_causal_layer(point: Point) -> CausalLinformerAttention:
+    options: dict[str, Any] = {"projection": "none"}
+    if point.projected_length is not None:
+        options = {"projection": point.projection, "slots": point.projected_length}
+        options |= {} if point.block_length is None else {"block_length": point.block_length}
+    layer = CausalLinformerAttention(point.hidden_size, point.num_heads, head_dim=point.head_dim, **options)
+    randomize_(layer)
+    return layer.eval()
+
+
+@torch.no_grad()
+def randomize_(layer: MultiHeadLayer) -> None:
+    """Weights that make a mistake visible and that every package can hold: the others have a bias on W_O only."""
+    for linear in (layer.query, layer.key, layer.value):
+        linear.bias.zero_()
+    layer.output.bias.normal_(std=0.1)  # no larger than what it is added to, or it would hide errors
+    if isinstance(layer.projection, LinearProjection):
+        # rows of unit variance: with the segment means of a new layer all scores are near 0, whatever the keys
+        layer.projection.weight.normal_(std=layer.projection.weight.shape[0] ** -0.5)
+
+
+# other packages
+
+
+def linformer_layer(point: Point) -> nn.Module:
+    """`LinformerSelfAttention` of the package `linformer`."""
+    from linformer import LinformerSelfAttention
+
+    ours = our_layer(point)  # first, as in the check: both start from the same seed
+    sizes = {"k": point.rows, "heads": point.num_heads, "dim_head": point.head_dim}
+    peer = LinformerSelfAttention(point.hidden_size, point.length, **sizes)
+    copy_to_linformer(ours, peer)
+    return peer.eval()
+
+
+def linformer_pytorch_layer(point: Point) -> nn.Module:
+    """`MHAttention` of the package `linformer-pytorch`."""
+    from linformer_pytorch.linformer_pytorch import MHAttention
+
+    ours = our_layer(point)
+    sizes = {"input_size": point.length, "dim": point.head_size, "channels": point.hidden_size, "dim_k": point.rows}
+    options = {"dropout": 0.0, "checkpoint_level": "C0", "parameter_sharing": "headwise", "full_attention": False}
+    peer = MHAttention(**sizes, nhead=point.num_heads, **options, E_proj=None, F_proj=None, causal_mask=None)
+    copy_to_linformer_pytorch(ours, peer)
+    return peer.eval()
+
+
+@torch.no_grad()
+def copy_to_linformer(ours: LinformerAttention, peer: Any) -> None:
+    """Give a `LinformerSelfAttention` of the package `linformer` the weights of `ours`."""
+    linears = ((peer.to_q, ours.query), (peer.to_k, ours.key), (peer.to_v, ours.value), (peer.to_out, ours.output))
+    for theirs, our in linears:
+        theirs.weight.copy_(our.weight)
+    peer.to_out.bias.copy_(ours.output.bias)
+    E_NMK = ours.get_parameter("projection.weight")
+    peer.proj_k.copy_(E_NMK[:, 0])
+    peer.proj_v.copy_(E_NMK[:, 1])
+
+
+@torch.no_grad()
+def copy_to_linformer_pytorch(ours: LinformerAttention, peer: Any) -> None:
+    """Give an `MHAttention` of the package `linformer-pytorch` the weights of `ours`."""
+    for theirs, our in ((peer.to_q, ours.query), (peer.to_k, ours.key), (peer.to_v, ours.value)):
+        for linear, weight_DC in zip(theirs, our.weight.split(ours.head_dim), strict=True):
+            linear.weight.copy_(weight_DC)
+    peer.w_o.load_state_dict(ours.output.state_dict())
+    E_NMK, head = ours.get_parameter("projection.weight"), peer.heads[0]  # the heads share E and F
+    for index, linear in enumerate((head.E, head.F)):
+        linear.weight.copy_(E_NMK[:, index].T)
+        linear.bias.zero_()
+
+
+class Gemm(nn.Module):
+    """The yardstick: a large float32 matrix product, the faster of `GEMM_SHAPES` on this machine. Ignores its input."""
+
+    def __init__(self, point: Point):
+        super().__init__()
+        self.shape = min(GEMM_SHAPES, key=lambda shape: self.seconds(shape) / math.prod(shape))
+        self.a, self.b = (torch.randn(*sizes, device=point.device) for sizes in (self.shape[:2], self.shape[1:]))
+
+    @staticmethod
+    def seconds(shape: tuple[int, int, int], rounds: int = 4) -> float:
+        a, b, times = torch.randn(*shape[:2]), torch.randn(*shape[1:]), []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            a @ b
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a @ self.b
+
+
+# check and call
+
+
+def check_layer(point: Point, layer: nn.Module) -> None:
+    """Outputs at the point's own length, up to 1,024 tokens also gradients, against the plain form in float64."""
+    if isinstance(layer, Gemm):
+        return
+    torch.manual_seed(0)  # the same weights: other packages get those of the layer of ours that is built first
+    exact = partial(plain_attention, our_layer(point).double())
+    x_BNC = torch.randn(checked_examples(point.batch, point.length), point.length, point.hidden_size)
+    if point.length <= COMPARED_GRADIENTS_LENGTH:
+        require_gradient_agreement(point.implementation, layer, exact, x_BNC)
+    with torch.no_grad():  # which may be computed in another way
+        require_output_agreement(point.implementation, layer(x_BNC), exact, x_BNC)
+
+
+def require_output_agreement(name: str, output_BNC: Tensor, exact: Callable[..., Tensor], x_BNC: Tensor) -> None:
+    """Compare the output at some positions."""
+    position_P, x64_BNC = torch.linspace(0, x_BNC.shape[1] - 1, COMPARED_POSITIONS).long(), x_BNC.double()
+    expected_BPC = exact(x64_BNC[:, position_P], x64_BNC)
+    require_agreement(name, "output without gradients", output_BNC[:, position_P], expected_BPC)
+
+
+def check_causal_layer(point: Point, layer: nn.Module) -> None:
+    """Outputs and gradients of up to 1,000 tokens against the plain form in float64."""
+    torch.manual_seed(0)
+    exact = partial(plain_causal_attention, our_causal_layer(point).double())
+    x_BNC = torch.randn(1, min(point.length, COMPARED_CAUSAL_LENGTH), point.hidden_size)
+    require_gradient_agreement(point.implementation, layer, exact, x_BNC)
+
+
+def checked_examples(batch: int, length: int) -> int:
+    """Enough examples for more than one chunk of queries, if the batch has them: that is how layers are timed.
+
+    >>> checked_examples(8, 512), checked_examples(1, 512), checked_examples(8, 4096)
+    (4, 1, 2)
+    """
+    return min(batch, QUERY_CHUNK // length + 2)
+
+
+def layer_call(layer: nn.Module, x: Tensor, step: str) -> Callable[[], object]:
+    """Inference without gradients, or forward and backward, including the gradient of the input."""
+    if step == "forward":
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return layer(x)
+
+        return forward
+
+    leaf = x.detach().requires_grad_()
+
+    def training() -> None:
+        layer.zero_grad(set_to_none=True)
+        layer(leaf).backward(x)  # any upstream gradient will do
+        leaf.grad = None  # so that many such calls fit next to each other
+
+    return training
+
+
+def layer_multiply_adds(point: Point, layer: nn.Module) -> int | None:
+    """Multiply-adds of a forward call; None if unknown."""
+    if isinstance(layer, Gemm):
+        return math.prod(layer.shape)
+    return layer.plan(point.length, point.batch).multiply_adds if isinstance(layer, LinformerAttention) else None
