@@ -1,27 +1,28 @@
-"""What tests share: our layers read into the reference, the combinations that exist, and layers with random parameters."""
+"""Shared by the tests: PyTorch layers converted for the reference, valid combinations of options, random parameters."""
 
 from functools import partial
 
 import torch
 
 from linformer_kit import reference
-from linformer_kit.models import options_linformer as options
-from linformer_kit.models import projection_linformer as projections
+from linformer_kit.models.options_linformer import SHARINGS
+from linformer_kit.models.projection_linformer import Projection
 
-PROJECTIONS = options.PROJECTIONS
-WITHOUT_MATRICES = ("mean", "max", "none")
-# every pair that means something
+PROJECTIONS = Projection.kind_names()
+# test_projection.py states the facts of each kind once more, independently
+WITHOUT_MATRICES = [kind for kind in PROJECTIONS if kind not in Projection.kind_names("has_matrices")]
+ANY_LENGTH = Projection.kind_names("takes_any_length")
+# every valid pair
 COMBINATIONS = [
     (projection, sharing)
     for projection in PROJECTIONS
-    for sharing in options.SHARINGS
+    for sharing in SHARINGS
     if not (sharing == "none" and projection in WITHOUT_MATRICES)
 ]
-ANY_LENGTH = ("dynamic", "conv", "mean", "max", "none")
 
 
-def randomise(*modules):
-    """Fill every parameter, biases and norms too, so that none is zero or one by accident."""
+def randomize(*modules):
+    """Fill all parameters with random numbers, so that no bias is zero and no norm is one."""
     with torch.no_grad():
         for module in modules:
             for parameter in module.parameters():
@@ -38,27 +39,20 @@ def affine(linear):
 
 
 def rows_function(projection, matrix):
-    """The reference of one matrix (E or F, of one head or all) of our projection."""
-    match projection:
-        case projections.LinearProjection():
-            return partial(reference.matrix_rows, E=numpy(projection.weight[:, matrix]), rescale=projection.rescale)
-        case projections.DynamicProjection():
-            return partial(reference.dynamic_rows, weight=numpy(projection.weight[:, matrix]))
-        case projections.ConvProjection():
-            return partial(reference.conv_rows, taps=numpy(projection.weight[matrix]), rescale=projection.rescale)
-        case projections.MeanProjection():
-            return partial(reference.mean_rows, projected_length=projection.projected_length)
-        case projections.MaxProjection():
-            return partial(reference.max_rows, projected_length=projection.projected_length)
-        case projections.NoProjection():
-            return lambda tokens: tokens
-    raise TypeError(projection)
+    """The reference of one matrix (E or F, of one head or all) of a projection."""
+    return partial(
+        reference.ROWS[projection.kind],
+        weight=numpy(getattr(projection, "weight", None)),
+        matrix=matrix,
+        projected_length=projection.options["projected_length"],
+        rescale=projection.options["rescale"],
+    )
 
 
 def reference_layer(layer, shared=None):
-    """Our layer, parameter for parameter, as the reference sees it."""
+    """A layer converted for the reference."""
     projection, heads = layer.projection or shared, layer.num_kv_heads
-    # the matrices of keys, then those of values, for each key-value head
+    # the numbers of the matrices: for the keys of each key-value head, then for their values
     numbers = {1: [0] * 2 * heads, 2: [0] * heads + [1] * heads, 2 * heads: list(range(2 * heads))}[projection.matrices]
     if layer.sharing != "none" and projection.matrices == 2:  # with one head, 2 and 2G are the same number
         numbers = [0] * heads + [1] * heads
@@ -73,8 +67,8 @@ def reference_layer(layer, shared=None):
 
 
 def reference_output(layer, x, context=None, mask=None, shared=None):
-    """The reference's outputs for a padded batch: each example alone, reduced to its real tokens."""
-    if context is None:  # what stands behind the mask asks as a zero
+    """The outputs of the reference for a padded batch: one example at a time, reduced to its real tokens."""
+    if context is None:  # queries at padding are zero
         context = x = x if mask is None else x.masked_fill(~mask[..., None], 0)
     outputs = []
     for example in range(len(x)):

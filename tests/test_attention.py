@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import ANY_LENGTH, COMBINATIONS, randomise, reference_layer, reference_output
+from oracle import ANY_LENGTH, COMBINATIONS, randomize, reference_layer, reference_output
 from torch.nn.utils import prune
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import LinformerAttention, make_projection, reference
 from linformer_kit.models import attention_linformer
+from linformer_kit.models.plain_linformer import plain_attention
 
 pytestmark = pytest.mark.usefixtures("float64")
 SIZES = {"embed_dim": 12, "num_heads": 4, "max_length": 13, "projected_length": 3, "head_dim": 5, "num_kv_heads": 2}
@@ -37,7 +38,7 @@ def build(projection, sharing, **options):
             sharing=sharing,
             rescale=options.get("rescale", False),
         )
-    randomise(layer, *([] if shared is None else [shared]))
+    randomize(layer, *([] if shared is None else [shared]))
     return layer, shared
 
 
@@ -53,6 +54,19 @@ def orders(keys, queries):
         patch.object(LinformerAttention, "_query_order", lambda *_: queries),
     ):
         yield
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 13])
+@pytest.mark.parametrize("crossed", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_the_layer_equals_the_plain_form(projection, sharing, crossed, length):
+    layer, shared = build(projection, sharing)
+    x, context = torch.randn(2, 5 if crossed else length, 12), torch.randn(2, length, 12) if crossed else None
+    expected = plain_attention(layer, x, context, shared)
+    for queries in ("per head", "folded"):
+        with orders("sequence first", queries):
+            for fused in (True, False):
+                assert_close(layer(x, context, projection=shared, fused=fused), expected)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
@@ -259,7 +273,7 @@ def test_costs_are_those_of_the_table_in_the_documents():
     cross=st.integers(0, 20),
 )
 def test_identity_projection_is_softmax_attention(batch, length, heads, head_dim, cross):
-    layer = randomise(
+    layer = randomize(
         LinformerAttention(8, heads, head_dim=head_dim, max_length=cross or length, projected_length=cross or length)
     )
     with torch.no_grad():

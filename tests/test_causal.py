@@ -5,12 +5,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import COMBINATIONS, numpy, randomise, reference_layer
+from oracle import COMBINATIONS, numpy, randomize, reference_layer
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linformer_kit import CausalLinformerAttention, make_projection, reference
 from linformer_kit.models import causal_linformer
+from linformer_kit.models.plain_linformer import plain_causal_attention
 
 pytestmark = pytest.mark.usefixtures("float64", "small_chunks")
 combinations = st.sampled_from(COMBINATIONS)
@@ -33,7 +34,7 @@ def build(projection="linear", sharing="headwise", block_length=4, slots=2, **op
         shared = make_projection(
             projection, embed_dim=8, max_length=block_length, projected_length=slots, sharing=sharing
         )
-    randomise(layer, *([] if shared is None else [shared]))
+    randomize(layer, *([] if shared is None else [shared]))
     return layer, shared
 
 
@@ -46,6 +47,16 @@ def test_the_layer_equals_the_reference(projection, sharing, length):
         reference.causal_linformer_attention(numpy(example), reference_layer(layer, shared), 4) for example in x
     ]
     assert_close(layer(x, projection=shared), torch.stack([torch.from_numpy(output) for output in expected]))
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 11, 25])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_the_layer_equals_the_plain_form(projection, sharing, length):
+    layer, shared = build(projection, sharing)
+    x = torch.randn(2, length, 8)
+    expected = plain_causal_attention(layer, x, shared)
+    for fused in (True, False):
+        assert_close(layer(x, projection=shared, fused=fused), expected)
 
 
 @pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
@@ -166,7 +177,7 @@ def test_an_old_cache_stays_valid_and_can_be_reordered():
 
 @given(st.integers(1, 7), st.integers(1, 20))
 def test_without_projection_it_is_causal_softmax_attention(block_length, length):
-    layer = randomise(CausalLinformerAttention(8, 2, block_length=block_length, slots=1, projection="none"))
+    layer = randomize(CausalLinformerAttention(8, 2, block_length=block_length, slots=1, projection="none"))
     x = torch.randn(2, length, 8)
     query, key, value = (
         linear(x).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)

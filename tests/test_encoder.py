@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import COMBINATIONS, randomise
+from oracle import COMBINATIONS, randomize
 from torch.testing import assert_close
 
 from linformer_kit import LinformerEncoder
@@ -36,7 +36,7 @@ def by_hand(encoder, x, norm_first, feed_forward):
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre-norm", "post-norm"])
 def test_the_stack_is_what_it_says(norm_first, feed_forward, sharing):
     inner_dim = None if feed_forward == "none" else 5
-    encoder = randomise(
+    encoder = randomize(
         LinformerEncoder(
             **SIZES, norm_first=norm_first, feed_forward=feed_forward, feed_forward_dim=inner_dim, sharing=sharing
         )
@@ -48,7 +48,7 @@ def test_the_stack_is_what_it_says(norm_first, feed_forward, sharing):
 @pytest.mark.parametrize("feed_forward", ["gelu", "relu", "gated", "none"])
 @pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
 def test_gradients_reach_every_parameter(projection, sharing, feed_forward):
-    encoder = randomise(LinformerEncoder(**SIZES, projection=projection, sharing=sharing, feed_forward=feed_forward))
+    encoder = randomize(LinformerEncoder(**SIZES, projection=projection, sharing=sharing, feed_forward=feed_forward))
     encoder(torch.randn(2, 12, 8)).square().sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
@@ -64,7 +64,7 @@ def test_gradients_reach_every_parameter(projection, sharing, feed_forward):
     st.sampled_from([0.0, 0.3]),
 )
 def test_checkpointing_on_and_off_agree(combination, feed_forward, norm_first, length, dropout):
-    encoder = randomise(
+    encoder = randomize(
         LinformerEncoder(
             **SIZES,
             projection=combination[0],
@@ -103,14 +103,14 @@ def test_checkpointing_saves_memory():
 
 
 def test_one_projected_length_per_layer():
-    encoder = randomise(LinformerEncoder(**{**SIZES, "projected_length": [5, 3, 1]}))
+    encoder = randomize(LinformerEncoder(**{**SIZES, "projected_length": [5, 3, 1]}))
     output, weights = encoder(torch.randn(2, 9, 8), need_weights=True)
     assert [w.shape for w in weights] == [(2, 2, 9, 5), (2, 2, 9, 3), (2, 2, 9, 1)]
     assert output.shape == (2, 9, 8)
 
 
 def test_weights_come_with_the_same_output():
-    encoder = randomise(LinformerEncoder(**SIZES, sharing="layerwise"))
+    encoder = randomize(LinformerEncoder(**SIZES, sharing="layerwise"))
     x = torch.randn(2, 9, 8)
     output, weights = encoder(x, need_weights=True)
     assert_close(output, encoder(x))
@@ -119,7 +119,7 @@ def test_weights_come_with_the_same_output():
 
 
 def test_feed_forward_dropout_acts_in_training_only():
-    encoder = randomise(LinformerEncoder(**SIZES, feed_forward_dropout=0.5))
+    encoder = randomize(LinformerEncoder(**SIZES, feed_forward_dropout=0.5))
     x = torch.randn(2, 9, 8)
     assert not torch.equal(encoder(x), encoder(x))
     encoder.eval()

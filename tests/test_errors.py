@@ -107,7 +107,7 @@ def test_options_of_the_causal_layer(options, parts):
         ({"projected_length": [[3], [3]], "sharing": "layerwise"}, ["projected_length is [3]", "integer"]),
         (
             {"feed_forward": "none", "feed_forward_dim": 9},
-            ["feed_forward_dim is 9", "feed_forward='none'", "leave one"],
+            ["feed_forward_dim is 9", "feed_forward='none'", "drop one"],
         ),
     ],
     ids=str,
@@ -142,7 +142,7 @@ def test_numbers_of_numpy_are_numbers():
 
 def test_queries_of_another_batch_than_the_context():
     layer = attention()
-    with raises("x holds 1 examples", "context 2"):
+    with raises("x has 1 examples", "the context has 2"):
         layer.attend(X[:1], layer.project(X))
 
 
@@ -201,7 +201,7 @@ def test_attending_under_another_autocast_than_projecting(rows, project_in_autoc
         context = layer.project(X)
     with (
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=not project_in_autocast),
-        raises("projected to", "same autocast"),
+        raises("projected to", "the same device, dtype and autocast"),
     ):
         layer.attend(X, context)
 
@@ -234,7 +234,7 @@ def test_a_mask_of_the_queries_is_not_a_mask_of_the_context():
 @pytest.mark.parametrize(
     ("context", "parts"),
     [
-        (torch.zeros(3, 6, 8), ["x holds 2 examples", "context 3"]),
+        (torch.zeros(3, 6, 8), ["x has 2 examples", "the context has 3"]),
         (torch.zeros(6, 8), ["context has shape (6, 8)"]),
         (torch.zeros(2, 6, 7), ["context has width 7", "embed_dim=8"]),
         (torch.zeros(2, 7, 8), ["7 tokens", "max_length is 6", "truncate", "projection='dynamic'"]),
@@ -260,7 +260,7 @@ def test_the_shared_projection_is_handed_in_where_it_is_shared_and_only_there(bu
     shared = make_projection("linear", embed_dim=8, max_length=6, projected_length=3, sharing="layerwise")
     with raises("sharing='layerwise' needs the shared projection", "None", "make_projection"):
         build(sharing="layerwise")(X)
-    with raises("handed in", "sharing='headwise'", "owns one"):
+    with raises("projection= was passed", "sharing='headwise'", "owns its projection"):
         build()(X, projection=shared)
 
 
@@ -298,13 +298,13 @@ def test_the_shared_projection_must_be_made_for_the_layer(build, length, rows, w
 def test_the_cache_of_another_batch():
     layer = causal()
     _, cache = layer.step(X)
-    with raises("x holds 1 examples", "cache 2"):
+    with raises("x has 1 examples", "the cache has 2"):
         layer.step(X[:1], cache)
 
 
 def test_the_cache_of_another_dtype():
     _, cache = causal().double().step(X.double())
-    with raises("torch.float64 on cpu", "torch.float32 on cpu", "same dtype"):
+    with raises("torch.float64 on cpu", "torch.float32 on cpu", "the same device, dtype"):
         causal().step(X, cache)
 
 

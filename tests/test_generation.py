@@ -169,7 +169,7 @@ def test_a_cache_can_be_made_repeated_selected_and_reset():
     assert_close(model(following, past_key_values=cache).logits, expected)
     cache.reset()
     assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
-    with pytest.raises(NotImplementedError, match="cannot be taken back"):
+    with pytest.raises(NotImplementedError, match="tokens cannot be removed from the summaries"):
         cache.crop(-1)
 
 
@@ -185,10 +185,10 @@ def test_the_source_follows_the_examples_that_are_selected():
 
 def test_caches_of_other_kinds_and_speculation_are_refused():
     model = build(LinformerForCausalLM)
-    with pytest.raises(TypeError, match="is a DynamicCache; a Linformer keeps a LinformerCache"):
+    with pytest.raises(TypeError, match="is a DynamicCache; it must be the LinformerCache"):
         model(ids(), past_key_values=DynamicCache())
     with pytest.raises(
-        ValueError, match="cache_implementation is 'static', but a Linformer keeps a LinformerCache; leave it out"
+        ValueError, match="cache_implementation is 'static', but a Linformer always uses a LinformerCache; leave it out"
     ):
         model.generate(ids(1), max_new_tokens=5, cache_implementation="static")
     with pytest.raises(ValueError, match="stateful"):

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.nn import functional
 from torch.testing import assert_close
 from transformers import (
     AutoConfig,
@@ -98,7 +99,7 @@ def test_a_padded_batch_gives_each_text_what_it_gets_alone(model_class, variant)
 
 @every_model
 @every_variant
-def test_eager_and_fused_attention_agree(model_class, variant):
+def test_eager_and_fused_attention_agree(model_class, variant, monkeypatch):
     model, input_ids = build(model_class, **VARIANTS[variant]), ids()
     mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])
     labels = labels_for(model, input_ids)
@@ -114,11 +115,25 @@ def test_eager_and_fused_attention_agree(model_class, variant):
         None, config=model.config, state_dict=model.state_dict(), attn_implementation="eager"
     )
     model.set_attn_implementation("eager")
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", None)  # calling it would raise
     for eager in (model, loaded.eval()):
-        attentions = [module for module in eager.modules() if hasattr(module, "fused")]
-        assert attentions
-        assert not any(attention.fused for attention in attentions)
         assert_close(answer_and_gradients(eager), fused, rtol=1e-4, atol=1e-5)
+
+
+def test_the_attention_implementation_is_switched_at_run_time(monkeypatch):
+    calls, kernel = [], functional.scaled_dot_product_attention
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return kernel(*args, **kwargs)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
+    for model in (build(LinformerModel, projection="none"), build(LinformerForConditionalGeneration)):
+        for implementation, is_fused in (("sdpa", True), ("eager", False), ("sdpa", True)):
+            model.set_attn_implementation(implementation)
+            calls.clear()
+            run(model, ids())
+            assert bool(calls) is is_fused
 
 
 @every_model

@@ -32,9 +32,9 @@ def call(model, input_ids, **kwargs):
     [
         (
             lambda x: x.index_fill(1, torch.tensor([3]), VOCABULARY),
-            r"input_ids holds ids from \d+ to 50 but the vocabulary has 50",
+            r"input_ids has ids from \d+ to 50 but the vocabulary has 50",
         ),
-        (lambda x: x.index_fill(1, torch.tensor([3]), -1), r"input_ids holds ids from -1 .*resize_token_embeddings"),
+        (lambda x: x.index_fill(1, torch.tensor([3]), -1), r"input_ids has ids from -1 .*resize_token_embeddings"),
         (lambda x: x[0], r"input_ids has shape \(21,\); it must be \(batch, length\)"),
         (lambda x: x[:0], r"input_ids has shape \(0, 21\).*at least one example and one token"),
         (lambda x: x[:, :0], r"input_ids has shape \(2, 0\).*at least one example and one token"),
@@ -57,8 +57,8 @@ def test_wrong_ids(model_class, wrong, message):
     [
         (torch.ones(2, 20), r"attention_mask has shape \(2, 20\); it must be \(batch, length\) = \(2, 21\)"),
         (torch.ones(2, 1, 1, 21), r"attention_mask has shape \(2, 1, 1, 21\)"),
-        (torch.tensor([[1] * 21, [0] * 21]), r"attention_mask has no real token in examples \[1\]: drop them"),
-        (torch.full((2, 21), 2), r"attention_mask holds integers from 2 to 2; only 0 \(padding\) and 1"),
+        (torch.tensor([[1] * 21, [0] * 21]), r"attention_mask has no real token in examples \[1\]; drop them"),
+        (torch.full((2, 21), 2), r"attention_mask has integers from 2 to 2; only 0 \(padding\) and 1"),
         (torch.zeros(2, 21).long(), r"no real token in examples \[0, 1\]"),
         (torch.full((2, 21), 0.5), r"attention_mask is torch.float32; it must be boolean, or integers 0 and 1"),
     ],
@@ -74,21 +74,21 @@ def test_wrong_masks(model_class, mask, message):
         (
             LinformerForMaskedLM,
             torch.full((2, LENGTH), VOCABULARY),
-            r"labels holds 50; only 0 … 49 are allowed, or -100",
+            r"labels has 50; only 0 … 49 are allowed, or -100",
         ),
-        (LinformerForMaskedLM, torch.full((2, LENGTH), -1), r"labels holds -1; only 0 … 49"),
+        (LinformerForMaskedLM, torch.full((2, LENGTH), -1), r"labels has -1; only 0 … 49"),
         (LinformerForMaskedLM, ids(2, 5), r"labels has shape \(2, 5\); it must be \(2, 21\)"),
         (LinformerForMaskedLM, torch.rand(2, LENGTH), r"labels is torch.float32; it must hold integers"),
-        (LinformerForCausalLM, torch.full((2, LENGTH), VOCABULARY), r"labels holds 50"),
-        (LinformerForTokenClassification, torch.full((2, LENGTH), 3), r"labels holds 3; only 0 … 2"),
-        (LinformerForSequenceClassification, torch.tensor([0, 3]), r"labels holds 3; only 0 … 2"),
+        (LinformerForCausalLM, torch.full((2, LENGTH), VOCABULARY), r"labels has 50"),
+        (LinformerForTokenClassification, torch.full((2, LENGTH), 3), r"labels has 3; only 0 … 2"),
+        (LinformerForSequenceClassification, torch.tensor([0, 3]), r"labels has 3; only 0 … 2"),
         (LinformerForSequenceClassification, torch.tensor([0, 1, 2]), r"labels has shape \(3,\); it must be \(2,\)"),
         (
             LinformerForSequenceClassification,
             torch.rand(2, 4),
             r"labels has shape \(2, 4\).*multi_label.* must be \(2, 3\)",
         ),
-        (LinformerForConditionalGeneration, torch.full((2, 5), VOCABULARY), r"labels holds 50; only 0 … 49"),
+        (LinformerForConditionalGeneration, torch.full((2, 5), VOCABULARY), r"labels has 50; only 0 … 49"),
         (
             LinformerForConditionalGeneration,
             torch.ones(5).long(),
@@ -104,7 +104,7 @@ def test_wrong_labels(model_class, labels, message):
 def test_wrong_spans():
     model = build(LinformerForQuestionAnswering)
     good = labels_for(model, ids())
-    with pytest.raises(ValueError, match="start_positions holds -1; a position is 0 or more"):
+    with pytest.raises(ValueError, match="start_positions has -1; a position is 0 or more"):
         model(ids(), **good | {"start_positions": torch.tensor([0, -1])})
     with pytest.raises(ValueError, match=r"end_positions has shape \(3,\); it must be \(2,\)"):
         model(ids(), **good | {"end_positions": torch.tensor([0, 1, 2])})
@@ -118,21 +118,21 @@ def test_wrong_inputs_of_other_kinds():
         model(ids(), inputs_embeds=torch.randn(2, LENGTH, 16))
     with pytest.raises(ValueError, match=r"inputs_embeds has shape \(2, 21, 15\); it must be \(batch, length, 16\)"):
         model(inputs_embeds=torch.randn(2, LENGTH, 15))
-    with pytest.raises(ValueError, match=r"position_ids holds values from 32 to 32; only 0 … 31"):
+    with pytest.raises(ValueError, match=r"position_ids has values from 32 to 32; only 0 … 31"):
         model(ids(), position_ids=torch.full((2, LENGTH), 32))
     with pytest.raises(ValueError, match=r"position_ids has shape \(1, 20\); it must be \(2, 21\)"):
         model(ids(), position_ids=torch.arange(20)[None])
-    with pytest.raises(ValueError, match="position_ids begin again within an example, as if several texts were packed"):
+    with pytest.raises(ValueError, match="position_ids decrease within an example, as if several texts were packed"):
         model(ids(), position_ids=torch.arange(LENGTH)[None] % 10)
-    with pytest.raises(ValueError, match=r"token_type_ids holds values from 2 to 2; only 0 … 1"):
+    with pytest.raises(ValueError, match=r"token_type_ids has values from 2 to 2; only 0 … 1"):
         model(ids(), token_type_ids=torch.full((2, LENGTH), 2))
     with pytest.raises(ValueError, match="encoder_hidden_states is given but add_cross_attention is False"):
         model(ids(), encoder_hidden_states=torch.randn(2, 3, 16))
     with pytest.raises(ValueError, match="encoder_hidden_states is missing but add_cross_attention is True"):
         build(LinformerForConditionalGeneration).decoder(ids())
-    with pytest.raises(ValueError, match="past_key_values given, but an encoder sees the whole input"):
+    with pytest.raises(ValueError, match="past_key_values given, but an encoder reads the whole input"):
         model(ids(), past_key_values=build(LinformerForCausalLM)(ids()).past_key_values)
-    with pytest.raises(ValueError, match="nothing to decode: give labels, decoder_input_ids"):
+    with pytest.raises(ValueError, match="the decoder has no input: pass labels, decoder_input_ids"):
         build(LinformerForConditionalGeneration)(ids())
     with pytest.raises(ValueError, match="decoder_start_token_id is None and pad_token_id is None; set both"):
         build(LinformerForConditionalGeneration, pad_token_id=None, bos_token_id=None)(ids(), labels=ids())
@@ -156,7 +156,7 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
             "projected_length has 1 numbers but num_hidden_layers is 2; give one number, or one per layer",
         ),
         ({"projected_length": 0}, "projected_length is 0; it must be an integer of at least 1"),
-        ({"projected_length": [4, 5], "sharing": "layerwise"}, "one matrix for all layers has one projected length"),
+        ({"projected_length": [4, 5], "sharing": "layerwise"}, "sharing='layerwise', which has one matrix for all layers; give one number"),
         ({"slots": 5}, "slots=5 is more than block_length=4"),
         ({"num_attention_heads": 3}, "hidden_size=16 is not divisible by num_attention_heads=3"),
         (
@@ -165,9 +165,9 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
         ),
         (
             {"local_width": 4},
-            "local_width is 4; it must be odd, as many neighbours on the left as on the right, or 0 for none",
+            "local_width is 4; it must be an odd number of tokens, so that the window is centered, or 0 for none",
         ),
-        ({"local_width": -1}, "local_width is -1; it must be odd"),
+        ({"local_width": -1}, "local_width is -1; it must be an odd number"),
         (
             {"position_embedding": "rotary"},
             "position_embedding is 'rotary'; it must be one of 'learned', 'sinusoidal', 'none'",
@@ -182,7 +182,7 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
         ({"eos_token_id": 50}, "eos_token_id is 50 but vocab_size is 50"),
         ({"eos_token_id": [2, 77]}, "eos_token_id is 77 but vocab_size is 50"),
         ({"layer_norm_eps": -1.0}, "layer_norm_eps is -1.0; it must be larger than 0"),
-        ({"add_cross_attention": True}, "only a decoder attends to a source"),
+        ({"add_cross_attention": True}, "add_cross_attention=True needs is_decoder=True"),
         ({"type_vocab_size": -1}, "type_vocab_size is -1; it must be 0"),
         ({"pad_token_id": 50}, "pad_token_id is 50 but vocab_size is 50; choose one of 0 … 49"),
     ],
@@ -200,9 +200,9 @@ def test_values_that_mean_nothing_or_contradict_each_other(wrong, message):
 def test_models_refuse_what_means_nothing_to_them():
     with pytest.raises(ValueError, match="num_labels is 0; it must be at least 1"):
         config(num_labels=0)
-    with pytest.raises(ValueError, match="the first token of a causal decoder has seen nothing else; use 'mean'"):
+    with pytest.raises(ValueError, match="the first token of a causal decoder attends only to itself; use 'mean'"):
         LinformerForSequenceClassification(config(is_decoder=True, classifier_pooling="first"))
-    with pytest.raises(ValueError, match="a causal LM has no source; use LinformerForConditionalGeneration"):
+    with pytest.raises(ValueError, match="a causal LM has no encoder; use LinformerForConditionalGeneration"):
         LinformerForCausalLM(config(is_decoder=True, add_cross_attention=True))
 
 
@@ -232,11 +232,11 @@ def test_a_misspelt_field_is_refused_when_loading_too(tmp_path):
 
 def test_a_checkpoint_of_one_kind_is_not_loaded_as_another(tmp_path):
     build(LinformerForConditionalGeneration).save_pretrained(tmp_path / "pair")
-    with pytest.raises(ValueError, match="load the whole with AutoModelForSeq2SeqLM"):
+    with pytest.raises(ValueError, match="load the model with AutoModelForSeq2SeqLM"):
         AutoModel.from_pretrained(tmp_path / "pair")
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "pair").get_encoder().config.is_decoder is False
     build(LinformerForCausalLM).save_pretrained(tmp_path / "causal")
-    with pytest.raises(ValueError, match="a masked LM has to see both sides"):
+    with pytest.raises(ValueError, match="a masked LM needs both sides"):
         LinformerForMaskedLM.from_pretrained(tmp_path / "causal")
     assert AutoModel.from_pretrained(tmp_path / "causal").config.is_decoder
 

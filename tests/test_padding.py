@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import COMBINATIONS, PROJECTIONS, randomise
+from oracle import COMBINATIONS, PROJECTIONS, randomize
 from torch.testing import assert_close
 
 from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder, make_projection
@@ -31,12 +31,12 @@ def layers(projection, sharing, projected_length, rescale):
         "sharing": sharing,
         "rescale": rescale and projection in ("linear", "random", "conv"),
     }
-    encoder = randomise(LinformerEncoder(depth=2, **options))
+    encoder = randomize(LinformerEncoder(depth=2, **options))
     attention = LinformerAttention(**options)
     shared = None
     if sharing == "layerwise":
         shared = make_projection(**{name: value for name, value in options.items() if name != "num_heads"})
-    randomise(attention, *([] if shared is None else [shared]))
+    randomize(attention, *([] if shared is None else [shared]))
     return [lambda x, mask=None: attention(x, mask=mask, projection=shared), lambda x, mask=None: encoder(x, mask)]
 
 
@@ -45,7 +45,7 @@ def causal_layer(projection, sharing, slots):
     shared = None
     if sharing == "layerwise":
         shared = make_projection(projection, embed_dim=8, max_length=4, projected_length=slots, sharing=sharing)
-    randomise(causal, *([] if shared is None else [shared]))
+    randomize(causal, *([] if shared is None else [shared]))
     return lambda x, mask=None: causal(x, mask=mask, projection=shared)
 
 
@@ -105,14 +105,14 @@ def test_rows_without_a_real_token_are_finite_and_so_are_all_gradients(projectio
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_nothing_to_attend_to_gives_the_output_bias(projection):
-    layer = randomise(LinformerAttention(8, 2, max_length=16, projected_length=4, projection=projection))
+    layer = randomize(LinformerAttention(8, 2, max_length=16, projected_length=4, projection=projection))
     output = layer(torch.randn(2, 5, 8), torch.randn(2, 9, 8), mask=torch.zeros(2, 9, dtype=torch.bool))
     assert_close(output, layer.output.bias.expand(2, 5, 8))
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_padding_receives_no_gradient_as_context(projection):
-    layer = randomise(LinformerAttention(8, 2, max_length=16, projected_length=4, projection=projection))
+    layer = randomize(LinformerAttention(8, 2, max_length=16, projected_length=4, projection=projection))
     context, mask = torch.randn(2, 9, 8, requires_grad=True), torch.rand(2, 9) > 0.5
     layer(torch.randn(2, 3, 8), context, mask=mask).square().sum().backward()
     assert (context.grad[~mask] == 0).all()
@@ -128,7 +128,7 @@ def test_garbage_behind_the_mask_does_not_reach_the_gradients(projection):
         LinformerAttention(8, 2, max_length=16, projected_length=4, projection=projection),
         CausalLinformerAttention(8, 2, block_length=4, slots=2, projection=projection),
     ):
-        randomise(layer)(spoiled, mask=mask)[mask].square().sum().backward()
+        randomize(layer)(spoiled, mask=mask)[mask].square().sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 

@@ -1,16 +1,151 @@
-"""E itself: how many there are, how they start, what the paper's theorem says of them."""
+"""E and F: facts, number of matrices, initialization, the paper's theorem, and how a projection is added."""
 
+import re
+import textwrap
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
-from oracle import COMBINATIONS, PROJECTIONS, WITHOUT_MATRICES, randomise
+from oracle import COMBINATIONS, PROJECTIONS, WITHOUT_MATRICES, numpy, randomize, reference_layer, reference_output
 from torch.testing import assert_close
 
-from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder, make_projection
-from linformer_kit.models.projection_linformer import LinearProjection
+from linformer_kit import (
+    CausalLinformerAttention,
+    LinformerAttention,
+    LinformerConfig,
+    LinformerEncoder,
+    LinformerForCausalLM,
+    LinformerModel,
+    make_projection,
+    reference,
+)
+from linformer_kit.models.options_linformer import projection_names
+from linformer_kit.models.projection_linformer import LinearProjection, Projection
+
+FACTS = {
+    "has_matrices": {"linear", "random", "dynamic", "conv"},
+    "takes_any_length": {"dynamic", "conv", "mean", "max", "none"},
+    "can_rescale": {"linear", "random", "conv"},
+    "sized_by_max_length": {"linear", "random", "conv"},
+    "sized_by_width": {"dynamic", "conv"},
+    "has_own_learning_rate": {"linear"},
+    "matrix_depends_on": {"linear", "random", "dynamic", "mean"},
+    "why_no_matrix": {"conv", "max", "none"},
+}
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_facts(fact):
+    assert set(Projection.kind_names(fact)) == FACTS[fact]
+
+
+@pytest.mark.parametrize("kind", PROJECTIONS)
+def test_facts_describe_the_weights(kind):
+    def shapes(**options):
+        sizes = {"embed_dim": 8, "max_length": 12, "projected_length": 3, **options}
+        return [tuple(tensor.shape) for tensor in make_projection(kind, **sizes).tensors()]
+
+    facts = Projection.kinds[kind]
+    assert bool(shapes()) is facts.has_matrices
+    assert (shapes(max_length=24) != shapes()) is facts.sized_by_max_length
+    assert (shapes(embed_dim=16) != shapes()) is facts.sized_by_width
+    assert (make_projection(kind, embed_dim=8, max_length=12).max_length is None) is facts.takes_any_length
+
+
+def test_the_command_line_knows_all_projections():
+    assert list(projection_names()) == PROJECTIONS
+
+
+@pytest.mark.parametrize("kind", Projection.kind_names("matrix_depends_on"))
+def test_the_key_matrix_gives_the_rows_of_the_keys(kind):
+    projection, x = make_projection(kind, embed_dim=8, max_length=12, projected_length=3), torch.randn(1, 10, 8)
+    E_NGK = projection.key_matrix(x)
+    assert E_NGK.shape == (10, 1, 3)
+    assert_close(torch.einsum("nk,nc->kc", E_NGK[:, 0], x[0]), projection(x).rows_BMKC[0, 0])
+    if Projection.kinds[kind].matrix_depends_on == "length":
+        assert torch.equal(projection.key_matrix(torch.zeros_like(x)), E_NGK)
+
+
+def test_a_kind_is_registered_once(monkeypatch):
+    monkeypatch.setattr(Projection, "kinds", dict(Projection.kinds))
+    with pytest.raises(ValueError, match="kind 'mean' is already registered by MeanProjection; choose another name"):
+
+        class OtherMean(Projection, kind="mean"):
+            pass
+
+
+@pytest.fixture
+def first(monkeypatch):
+    """Adds the projection "first" by running the example of CONTRIBUTING.md, and removes it after the test."""
+    monkeypatch.setattr(Projection, "kinds", dict(Projection.kinds))
+    monkeypatch.setattr(reference, "ROWS", dict(reference.ROWS))
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.split("## How to add a projection")[1].split("\n## ")[0]
+    blocks = re.findall(r"^ *```python\n(.*?)```", section, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    names = {"__name__": "__main__"}
+    for block in blocks:
+        exec(textwrap.dedent(block), names)
+    assert Projection.kinds["first"] is names["FirstTokens"]
+    return names["FirstTokens"]
+
+
+@pytest.mark.usefixtures("first")
+class TestAddedProjection:
+    """A projection that is added as CONTRIBUTING.md says works everywhere."""
+
+    @pytest.mark.parametrize("sharing", ["headwise", "kv", "layerwise"])
+    def test_layers_equal_the_reference(self, sharing):
+        sizes = {"embed_dim": 8, "num_heads": 2, "projection": "first", "sharing": sharing}
+        layer = randomize(LinformerAttention(**sizes, projected_length=3)).double()
+        causal = randomize(CausalLinformerAttention(**sizes, block_length=4, slots=2)).double()
+        shared = {}
+        for each in (layer, causal):
+            options = each.shared_projection_options
+            shared[each] = None if options is None else make_projection(**options)
+        x = torch.randn(2, 9, 8).double()
+        assert_close(layer(x, projection=shared[layer]), reference_output(layer, x, shared=shared[layer]))
+        expected = [
+            reference.causal_linformer_attention(numpy(example), reference_layer(causal, shared[causal]), 4)
+            for example in x
+        ]
+        assert_close(causal(x, projection=shared[causal]), torch.from_numpy(np.array(expected)))
+
+    def test_padding_never_changes_the_output(self):
+        layer, x = LinformerAttention(8, 2, projected_length=3, projection="first"), torch.randn(2, 9, 8)
+        for places in (range(5), range(4, 9), (0, 2, 3, 7, 8)):
+            mask = torch.zeros(2, 9, dtype=torch.bool)
+            mask[0], mask[1, list(places)] = True, True
+            alone = layer(x[1:, list(places)])[0]
+            assert_close(layer(x, mask=mask)[1, list(places)], alone)
+
+    @pytest.mark.parametrize("model_class", [LinformerModel, LinformerForCausalLM])
+    def test_models_are_built_saved_and_loaded(self, model_class, tmp_path):
+        sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = LinformerConfig(**sizes, projection="first", projected_length=4, block_length=4, slots=2)
+        model, ids = model_class(config).eval(), torch.randint(3, 50, (2, 21))
+        model.save_pretrained(tmp_path)
+        loaded = model_class.from_pretrained(tmp_path).eval()
+        assert loaded.config.projection == "first"
+        assert torch.equal(loaded(ids)[0], model(ids)[0])
+
+    def test_its_facts_are_checked_and_listed(self):
+        with pytest.raises(ValueError, match="projection='first' has no matrices"):
+            LinformerAttention(8, 2, projection="first", sharing="none")
+        with pytest.raises(ValueError, match=r"projection is 'frist'.*'first'; did you mean 'first'?"):
+            LinformerConfig(projection="frist")
+        with pytest.raises(ValueError, match="'max' or 'first', which take any length"):
+            LinformerAttention(8, 2, max_length=4, projected_length=2)(torch.zeros(1, 5, 8))
+
+
+def test_an_added_projection_is_gone_after_the_test():
+    assert "first" not in Projection.kinds
+    assert "first" not in reference.ROWS
 
 
 def matrices(module):
-    """How many matrices of E and F are stored."""
+    """The number of stored matrices."""
     return sum(projection.matrices for projection in module.modules() if isinstance(projection, LinearProjection))
 
 
@@ -42,7 +177,7 @@ def test_parameters_of_a_layer_equal_the_formula(sharing, expected):
 def test_saving_and_loading_the_state_is_exact(projection, sharing):
     sizes = {"embed_dim": 8, "num_heads": 2, "depth": 2, "max_length": 12, "projected_length": 3}
     first, second = (LinformerEncoder(**sizes, projection=projection, sharing=sharing) for _ in range(2))
-    randomise(first)
+    randomize(first)
     names = list(first.state_dict())
     assert len(names) == len({tensor.data_ptr() for tensor in first.state_dict().values()}), (
         "a tensor is registered twice"
@@ -66,7 +201,7 @@ def test_a_matrix_starts_as_segment_means_with_a_little_noise():
     noise = E - means[:, None]
     assert noise.std().item() == pytest.approx(0.1 * 4 / 64, rel=0.1)
     assert not torch.equal(E[:, 0], E[:, 1])
-    # a tenth of what the means give on tokens that know nothing of each other
+    # a tenth of the signal, for independent tokens
     x = torch.randn(100, 64, 8)
     signal, disturbance = torch.einsum("nk,bnc->bkc", means, x), torch.einsum("nk,bnc->bkc", noise[:, 0], x)
     assert (disturbance.std() / signal.std()).item() == pytest.approx(0.1, rel=0.1)

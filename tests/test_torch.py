@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from oracle import COMBINATIONS, PROJECTIONS, randomise
+from oracle import COMBINATIONS, PROJECTIONS, randomize
 from torch.testing import assert_close
 
 from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder, make_projection
@@ -25,7 +25,7 @@ def fresh(projection="linear", sharing="headwise"):
 
 def build(projection="linear", sharing="headwise"):
     """One of each layer, with random parameters."""
-    return [randomise(layer) for layer in fresh(projection, sharing)]
+    return [randomize(layer) for layer in fresh(projection, sharing)]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Transformers over long sequences at linear cost.
+"""Transformers for long sequences at linear cost.
 
-Names load on first use, so that `import linformer_kit` is quick. As soon as transformers is imported too, in whichever
-order, its Auto classes and pipelines know the models.
+Names are loaded on first use, so that `import linformer_kit` is fast. Once transformers is imported too, in any
+order, its Auto classes and pipelines support the models.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-# where each public name lives
+# the module that defines each public name
 _HOMES = {
     "LinformerAttention": "models.attention_linformer",
     "Plan": "models.attention_linformer",
@@ -28,14 +28,24 @@ _HOMES = {
     "LinformerForCausalLM": "models.modeling_linformer",
     "LinformerForConditionalGeneration": "models.modeling_linformer_seq2seq",
 }
-# the modules that import transformers
-_OF_TRANSFORMERS = tuple(
-    f"{__name__}.models.{kind}_linformer" for kind in ("auto", "cache", "configuration", "modeling")
+# transformers, and the modules that import it
+_TRANSFORMERS = (
+    "transformers",
+    *(
+        f"{__name__}.models.{name}"
+        for name in (
+            "auto_linformer",
+            "cache_linformer",
+            "configuration_linformer",
+            "modeling_linformer",
+            "modeling_linformer_seq2seq",
+        )
+    ),
 )
 
 __all__ = ["__version__", *_HOMES]
 
-if TYPE_CHECKING:  # the same names again, where type checkers and editors look for them
+if TYPE_CHECKING:  # for type checkers and editors
     from .models.attention_linformer import LinformerAttention as LinformerAttention
     from .models.attention_linformer import Plan as Plan
     from .models.cache_linformer import LinformerCache as LinformerCache
@@ -58,10 +68,10 @@ if TYPE_CHECKING:  # the same names again, where type checkers and editors look 
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
-    home = f"{__name__}.{_HOMES[name]}"
-    if home.startswith(_OF_TRANSFORMERS):
+    module = f"{__name__}.{_HOMES[name]}"
+    if module in _TRANSFORMERS:
         _register()
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:
@@ -69,39 +79,41 @@ def __dir__() -> list[str]:
 
 
 def _register() -> None:
-    """Make the models known to the Auto classes."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _WhenTransformersIsImported)]
+    """Register the models with the Auto classes."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _RegisterAfterImport)]
     import_module(".models.auto_linformer", __name__)
 
 
-class _WhenTransformersIsImported(abc.MetaPathFinder):
-    """Registers the models right after transformers, or our modules that import it, are loaded: it is slow, not ours to ask for."""
+class _RegisterAfterImport(abc.MetaPathFinder):
+    """Registers the models when transformers is imported.
+
+    Importing the Auto classes takes seconds, and transformers has no entry point for other packages. So this hook
+    waits until the user imports transformers, or one of our modules that need it.
+    """
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != "transformers" and not fullname.startswith(_OF_TRANSFORMERS):
+        if fullname not in _TRANSFORMERS:
             return None
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
+        specs = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
 
-        def execute_and_register(module):
-            execute(module)
-            # what is still being loaded cannot be registered yet; it will come here too
-            loading = [name for name in sys.modules if name == "transformers" or name.startswith(_OF_TRANSFORMERS)]
-            if self in sys.meta_path and not any(_is_loading(name) for name in loading if name != fullname):
-                _register()
+            def execute_and_register(module):
+                execute(module)
+                # modules that are still loading cannot be registered yet; the last of them registers all
+                if self in sys.meta_path and not any(map(_is_loading, {*_TRANSFORMERS} - {fullname})):
+                    _register()
 
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
 
 
 def _is_loading(name: str) -> bool:
-    return getattr(getattr(sys.modules[name], "__spec__", None), "_initializing", False)
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
 
 
 if "transformers" in sys.modules:
     _register()
 else:
-    sys.meta_path.insert(0, _WhenTransformersIsImported())
+    sys.meta_path.insert(0, _RegisterAfterImport())

@@ -1,6 +1,6 @@
 """The paper's equation in NumPy float64, with loops: the oracle of the tests.
 
-Slow and plain on purpose. An example is the list of its real tokens; padding does not exist here. Keys are made in the
+It is slow and plain on purpose. An example is the array of its real tokens; there is no padding. Keys are computed in the
 order of docs/mathematics.md, `Eᵀ X · W_K + b_K`, one row, one head and one query at a time.
 
     >>> import numpy as np
@@ -21,7 +21,7 @@ Rows = Callable[[Array], Array]  # (N, C) tokens to (K, C) rows
 
 
 class Affine(NamedTuple):
-    """`x Wᵀ + b`, the way PyTorch stores it: weight (out, in), bias (out,) or None."""
+    """`x Wᵀ + b` in the layout of PyTorch: weight (out, in), bias (out,) or None."""
 
     weight: Array
     bias: Array | None
@@ -49,17 +49,17 @@ def matrix_rows(tokens: Array, E: Array, rescale: bool = False) -> Array:
 
 
 def dynamic_rows(tokens: Array, weight: Array) -> Array:
-    """E computed from the tokens: for each row the softmax over positions of `X W_p`, weight (C, K)."""
+    """E computed from the tokens: for each row, the softmax over positions of `X W_p`; weight (C, K)."""
     rows = np.zeros((weight.shape[1], tokens.shape[1]))
     for j in range(weight.shape[1]):
-        share = softmax(np.array([token @ weight[:, j] for token in tokens]))
+        column = softmax(np.array([token @ weight[:, j] for token in tokens]))
         for i, token in enumerate(tokens):
-            rows[j] += share[i] * token
+            rows[j] += column[i] * token
     return rows
 
 
 def conv_rows(tokens: Array, taps: Array, rescale: bool = False) -> Array:
-    """A convolution with kernel = stride = W and taps (W, C); the last window may be cut short."""
+    """A convolution with kernel = stride = W and taps (W, C); the last window may be shorter."""
     window = len(taps)
     rows = []
     for start in range(0, len(tokens), window):
@@ -72,7 +72,7 @@ def conv_rows(tokens: Array, taps: Array, rescale: bool = False) -> Array:
 
 
 def windows(tokens: Array, count: int) -> list[Array]:
-    """The tokens cut into `count` windows of nearly equal size, fewer when there are fewer tokens."""
+    """The tokens in `count` windows, whose sizes differ by at most one; fewer windows if there are fewer tokens."""
     count = min(count, len(tokens))
     return [tokens[j * len(tokens) // count : (j + 1) * len(tokens) // count] for j in range(count)]
 
@@ -87,15 +87,28 @@ def max_rows(tokens: Array, projected_length: int) -> Array:
     return np.array([window.max(axis=0) for window in windows(tokens, projected_length)])
 
 
+# The rows of each kind of projection, by name: (tokens, weight, matrix, projected_length, rescale) → (K, C). The weight has the
+# layout of PyTorch and holds M matrices, of which `matrix` is one.
+ROWS: dict[str, Callable[..., Array]] = {
+    "linear": lambda tokens, *, weight, matrix, rescale, **_: matrix_rows(tokens, weight[:, matrix], rescale),
+    "random": lambda tokens, *, weight, matrix, rescale, **_: matrix_rows(tokens, weight[:, matrix], rescale),
+    "dynamic": lambda tokens, *, weight, matrix, **_: dynamic_rows(tokens, weight[:, matrix]),
+    "conv": lambda tokens, *, weight, matrix, rescale, **_: conv_rows(tokens, weight[matrix], rescale),
+    "mean": lambda tokens, *, projected_length, **_: mean_rows(tokens, projected_length),
+    "max": lambda tokens, *, projected_length, **_: max_rows(tokens, projected_length),
+    "none": lambda tokens, **_: tokens,
+}
+
+
 def head_slice(head: int, head_dim: int) -> slice:
-    """Where a head's features stand among those of all heads."""
+    """The features of one head among those of all heads."""
     return slice(head * head_dim, (head + 1) * head_dim)
 
 
 def attend_to_rows(
     token: Array, key_rows: Iterable[Array], value_rows: Iterable[Array], layer: "Layer", head: int
 ) -> tuple[Array, Array]:
-    """One query, one head: `softmax(q keysᵀ / √D) values` and the weights."""
+    """`softmax(q keysᵀ / √D) values` for one query and one head, and the weights."""
     own, shared = head_slice(head, layer.head_dim), head_slice(layer.kv_head(head), layer.head_dim)
     query = layer.query(token)[own]
     keys = [layer.key(row)[shared] for row in key_rows]
@@ -107,7 +120,7 @@ def attend_to_rows(
 
 
 class Layer(NamedTuple):
-    """The numbers of one attention layer; `key_rows` and `value_rows` hold E and F of each key-value head."""
+    """The weights of one attention layer; `key_rows` and `value_rows` apply E and F of each key-value head."""
 
     query: Affine
     key: Affine
@@ -119,12 +132,12 @@ class Layer(NamedTuple):
     value_rows: Sequence[Rows]
 
     def kv_head(self, head: int) -> int:
-        """The key-value head that serves this head."""
+        """The key-value head that this head uses."""
         return head * len(self.key_rows) // self.num_heads
 
 
 def linformer_attention(queries: Array, context: Array, layer: Layer) -> tuple[Array, Array | None]:
-    """(L, C) queries on (N, C) real tokens: (L, C) outputs and (H, L, K) weights."""
+    """(L, C) queries and (N, C) real tokens to (L, C) outputs and (H, L, K) weights."""
     if len(context) == 0:  # nothing to attend to
         nothing = layer.output(np.zeros(layer.num_heads * layer.head_dim))
         return np.array([nothing for _ in queries]), None
@@ -143,7 +156,7 @@ def linformer_attention(queries: Array, context: Array, layer: Layer) -> tuple[A
 
 
 def causal_linformer_attention(tokens: Array, layer: Layer, block_length: int) -> Array:
-    """(N, C) to (N, C): each token sees its own block up to itself, and the summaries of the blocks before."""
+    """(N, C) to (N, C): each token attends to its own block up to itself, and to the summaries of earlier blocks."""
     outputs = []
     for position, token in enumerate(tokens):
         first = position // block_length * block_length

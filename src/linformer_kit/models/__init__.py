@@ -1,1 +1,1 @@
-"""PyTorch layers and models. Flat, and free of imports from elsewhere in the package, so that it can travel with a checkpoint."""
+"""PyTorch layers and models. Imports nothing from the rest of the package: it can be saved with a checkpoint."""

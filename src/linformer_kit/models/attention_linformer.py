@@ -4,8 +4,8 @@
     values_K = Fᵀ X · W_V + b_V
     out      = softmax(Q keys_Kᵀ / √D) values_K · W_O + b_O,    Q = X W_Q + b_Q
 
-Every product is linear, so the same result can be had in several orders at very different cost: `key_costs` and
-`query_costs` count them from the shapes alone, and the layer takes the cheapest.
+Every product is linear, so the same result has several orders of products, at very different costs. `key_costs` and
+`query_costs` count multiply-adds from the shapes, and the layer picks the cheapest order.
 
 Shapes: B batch, L queries, N tokens that give the keys, K projected length, M matrices, H heads, G key-value heads,
 D head size, C model size.
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
 from .options_linformer import checked_options, positive_integer
-from .projection_linformer import DenseProjection, Projection, is_number, real_tokens_first, scaled
+from .projection_linformer import DenseProjection, Projection, is_static, real_tokens_first, scaled
 from .validation_linformer import boolean_mask, check_features, computed_dtype
 
-# queries attended to at once when no gradient is wanted: what is computed for them stays in the processor's cache
+# queries per chunk when no gradient is needed: intermediate results stay in the processor's cache
 QUERY_CHUNK = 1024
-# queries and tokens for which the order is chosen in a graph that is exported for many lengths
-MANY = 2**20
+# the length for which a graph exported with dynamic shapes chooses its order: long inputs are what costs
+EXPORT_LENGTH = 2**20
 
 KeyOrder = Literal["sequence first", "features first"]
 QueryOrder = Literal["per head", "folded"]
@@ -36,10 +36,10 @@ Order = TypeVar("Order", bound=str)
 
 @dataclass(frozen=True)
 class Plan:
-    """The order of the products for one shape, and what it costs.
+    """The order of the products for one shape, and its cost.
 
-    `keys`: `(Eᵀ X) W` ("sequence first") or `Eᵀ (X W)` ("features first").
-    `queries`: `(X W_Q) keysᵀ` and `(weights values) W_O` ("per head"), or `X (W_Q keysᵀ)` and `weights (values W_O)` ("folded").
+    `keys`: `(Eᵀ X) W` ("sequence first") or `Eᵀ (X W)` ("features first"). `queries`: `(X W_Q) keysᵀ` and `(weights
+    values) W_O` ("per head"), or `X (W_Q keysᵀ)` and `weights (values W_O)` ("folded").
     """
 
     keys: KeyOrder
@@ -48,20 +48,20 @@ class Plan:
 
 
 class KeysValues(NamedTuple):
-    """A context, projected: all that queries need to know of it. K rows, whatever its length."""
+    """A projected context: K rows, for a context of any length."""
 
     keys_BGKD: Tensor
     values_BGKD: Tensor
-    present_BK: Tensor | None  # False at rows that take no part in the softmax
+    present_BK: Tensor | None  # False at rows that the softmax skips
 
     def reorder(self, index_B: Tensor) -> "KeysValues":
-        """The rows of these examples of the batch, as beam search wants them."""
+        """Select examples of the batch, for beam search."""
         present_BK = None if self.present_BK is None else self.present_BK[index_B]
         return KeysValues(self.keys_BGKD[index_B], self.values_BGKD[index_B], present_BK)
 
 
 def key_costs(projection: Projection, length: int, channels: int, features: int) -> dict[KeyOrder, int]:
-    """Multiply-adds of one example's keys and values in each order they can be computed in; `features` is G·D."""
+    """Multiply-adds of one example's keys and values in each possible order; `features` is G·D."""
     rows = projection.rows(length)
     costs: dict[KeyOrder, int] = {
         "sequence first": projection.multiply_adds_per_channel(length) * channels + 2 * rows * channels * features
@@ -85,20 +85,20 @@ def query_costs(queries: int, rows: int, channels: int, heads: int, head_dim: in
 
 
 def cheapest(costs: dict[Order, int]) -> Order:
-    """The order of least cost, the first of equals; spelt out because `min` with a key cannot be traced for unknown lengths."""
+    """The order with the lowest cost, the first of equals. A loop, because `min` with a key cannot be traced."""
     best, *others = costs
     for order in others:
         best = order if costs[order] < costs[best] else best
     return best
 
 
-def planned(length: int) -> int:
-    """The length to choose an order for: a graph exported for many lengths has one for all, and it is long inputs that cost."""
-    return length if is_number(length) else MANY
+def length_to_plan(length: int) -> int:
+    """The length for which the order is chosen: the input's, or `EXPORT_LENGTH` while it is symbolic."""
+    return length if is_static(length) else EXPORT_LENGTH
 
 
 class Attend(Protocol):
-    """From queries, and which examples of the batch they belong to, to outputs, in `out` if it is given, and weights."""
+    """Queries of some examples of the batch to outputs, written to `out` if given, and weights."""
 
     def __call__(
         self, x_BLC: Tensor, examples: slice = ..., out: Tensor | None = ...
@@ -106,21 +106,21 @@ class Attend(Protocol):
 
 
 def in_chunks(attend: Attend, x: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`attend(x)`, about `QUERY_CHUNK` queries at a time: what lies between input and output stays small, and in the cache."""
+    """`attend(x)` in chunks of about `QUERY_CHUNK` queries, which keeps intermediate results small and in the cache."""
     batch, length = x.shape[:2]
     examples, queries = max(1, QUERY_CHUNK // length), min(length, QUERY_CHUNK)
     weights: list[list[Tensor]] = []
     for example in range(0, batch, examples):
         weights.append([])
         for query in range(0, length, queries):
-            which, places = slice(example, example + examples), slice(query, query + queries)
-            _, some_weights = attend(x[which, places], which, outputs[which, places])
-            weights[-1] += [] if some_weights is None else [some_weights]
+            batch_chunk, query_chunk = slice(example, example + examples), slice(query, query + queries)
+            _, chunk_weights = attend(x[batch_chunk, query_chunk], batch_chunk, outputs[batch_chunk, query_chunk])
+            weights[-1] += [] if chunk_weights is None else [chunk_weights]
     return outputs, torch.cat([torch.cat(pieces, dim=2) for pieces in weights]) if weights[0] else None
 
 
 class LinformerAttention(MultiHeadLayer):
-    """Multi-head attention whose keys and values are shortened from N to `projected_length` rows: cost linear in N.
+    """Multi-head attention with keys and values projected from N to `projected_length` rows. Its cost is linear in N.
 
     >>> attention = LinformerAttention(embed_dim=64, num_heads=4, max_length=1024, projected_length=32)
     >>> x = torch.randn(2, 1000, 64)
@@ -173,6 +173,7 @@ class LinformerAttention(MultiHeadLayer):
         mask: Tensor | None = None,
         projection: Projection | None = None,
         need_weights: Literal[False] = False,
+        fused: bool = True,
     ) -> Tensor: ...
     @overload
     def forward(
@@ -183,6 +184,7 @@ class LinformerAttention(MultiHeadLayer):
         mask: Tensor | None = None,
         projection: Projection | None = None,
         need_weights: Literal[True],
+        fused: bool = True,
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def forward(
@@ -193,60 +195,67 @@ class LinformerAttention(MultiHeadLayer):
         mask: Tensor | None = None,
         projection: Projection | None = None,
         need_weights: bool,
+        fused: bool = True,
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    def forward(self, x, context=None, *, mask=None, projection=None, need_weights=False):
-        """Attend from `x` (B, L, C) to `context` (B, N, C), by default to `x` itself; gives (B, L, C).
+    def forward(self, x, context=None, *, mask=None, projection=None, need_weights=False, fused=True):
+        """Attend from `x` (B, L, C) to `context` (B, N, C), by default `x` itself. Returns (B, L, C).
 
-        `mask` (B, N) is True at the real tokens of what gives the keys. An example without any attends to nothing: its
-        output is b_O. `projection` is the shared one, under `sharing="layerwise"` only. With `need_weights` the
-        (B, H, L, K) weights come too.
+        - `mask` (B, N) is True at the real tokens of the context. The output of an example without real tokens is b_O.
+        - `projection` is the shared projection, with `sharing="layerwise"` only.
+        - `need_weights` also returns the (B, H, L, K) attention weights.
+        - `fused=False` computes the softmax in separate steps, which stores the weights.
         """
         check_features("x", x, self.embed_dim, self._like(x))
         if context is None and mask is not None:
-            # as queries, too, what stands behind the mask would reach the gradients of the weights
+            # padding may hold anything, and as queries it would reach the gradients of the weights
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
-        output, weights = self.attend(
-            x, self.project(x if context is None else context, mask, projection), need_weights
-        )
+        keys_values = self.project(x if context is None else context, mask, projection)
+        output, weights = self.attend(x, keys_values, need_weights, fused)
         return (output, weights) if need_weights else output
 
     def project(self, context: Tensor, mask: Tensor | None = None, projection: Projection | None = None) -> KeysValues:
-        """The keys and values of `context` (B, N, C): what is worth keeping when many queries will come, one after another."""
+        """The keys and values of `context` (B, N, C), which can be kept for several calls of `attend`."""
         projection = self._projection(projection)
         check_features("context", context, self.embed_dim, self._like(context))
         projection.check_length(context.shape[1])
         lengths_B = None
         if mask is not None:
-            # padding is zeroed before projecting: E mixes positions, a mask after it is too late
+            # E mixes positions, so padding must be zero before it; a mask after it is too late
             context, lengths_B, _ = real_tokens_first(context, boolean_mask("mask", mask, context))
-        elif not is_number(context.shape[1]):  # rows may be to spare
+        elif not is_static(context.shape[1]):  # there may be more windows than the tokens fill: see `windows`
             lengths_B = context.new_full(context.shape[:1], context.shape[1], dtype=torch.long)
         order = self._key_order(projection, context.shape[1])
         keys, values, present = (self._sequence_first if order == "sequence first" else self._features_first)(
             projection, context, lengths_B
         )
         if lengths_B is not None:
-            nothing_B = lengths_B == 0
-            values = values.masked_fill(nothing_B[:, None, None, None], 0)
-            # an empty softmax is nan: let it run over everything, the values are zero
-            present = None if present is None else present | nothing_B[:, None]
+            is_empty_B = lengths_B == 0
+            values = values.masked_fill(is_empty_B[:, None, None, None], 0)
+            # an empty softmax is nan: use all rows, whose values are zero
+            present = None if present is None else present | is_empty_B[:, None]
         return KeysValues(keys, values, present)
 
-    def attend(self, x: Tensor, context: KeysValues, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Attend from `x` (B, L, C) to a context that `project` has prepared."""
+    def attend(
+        self, x: Tensor, context: KeysValues, need_weights: bool = False, fused: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from `x` (B, L, C) to a context prepared by `project`. Returns output and weights."""
         check_features("x", x, self.embed_dim, self._like(x))
         if context.keys_BGKD.shape[0] != x.shape[0]:
             raise ValueError(
-                f"x holds {x.shape[0]} examples but context {context.keys_BGKD.shape[0]}; give each example its context"
+                f"x has {x.shape[0]} examples but the context has {context.keys_BGKD.shape[0]}; give each example its "
+                "context"
             )
         kept, now = context.keys_BGKD, computed_dtype(self._like(x))
         if (kept.dtype, kept.device) != (now, x.device):
             raise ValueError(
-                f"the context was projected to {kept.dtype} on {kept.device} but here everything is {now} on {x.device}; "
-                "attend where it was projected: same device, same dtype, same autocast"
+                f"the context was projected to {kept.dtype} on {kept.device} but x needs {now} on {x.device}; "
+                "use the same device, dtype and autocast in project and attend"
             )
         order = self._query_order(x.shape[1], context.keys_BGKD.shape[2])
-        attend = self._folded(context, need_weights) if order == "folded" else self._per_head(context, need_weights)
+        if order == "folded":
+            attend = self._folded(context, need_weights)
+        else:
+            attend = self._per_head(context, need_weights, fused)
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[0] * x.shape[1] <= QUERY_CHUNK:
             return attend(x)
         return in_chunks(attend, x, context.values_BGKD.new_empty(*x.shape[:2], self.embed_dim))
@@ -254,7 +263,7 @@ class LinformerAttention(MultiHeadLayer):
     def plan(
         self, length: int, batch: int = 1, context_length: int | None = None, projection: Projection | None = None
     ) -> Plan:
-        """The cheapest order of the products for `length` queries, with its multiply-adds for the whole batch.
+        """The cheapest order of the products for `length` queries, and its multiply-adds for the whole batch.
 
         >>> LinformerAttention(512, 8, max_length=4096, projected_length=32).plan(4096)
         Plan(keys='sequence first', queries='folded', multiply_adds=1241513984)
@@ -273,13 +282,14 @@ class LinformerAttention(MultiHeadLayer):
         return Plan(keys, queries, batch * cost)
 
     def _key_order(self, projection: Projection, length: int) -> KeyOrder:
-        costs = key_costs(projection, planned(length), self.embed_dim, self.num_kv_heads * self.head_dim)
+        costs = key_costs(projection, length_to_plan(length), self.embed_dim, self.num_kv_heads * self.head_dim)
         if not (is_plain_linear(self.key) and is_plain_linear(self.value)):
             return "sequence first"
         return cheapest(costs)
 
     def _query_order(self, queries: int, rows: int) -> QueryOrder:
-        costs = query_costs(planned(queries), planned(rows), self.embed_dim, self.num_heads, self.head_dim)
+        sizes = (length_to_plan(queries), length_to_plan(rows), self.embed_dim, self.num_heads, self.head_dim)
+        costs = query_costs(*sizes)
         if not (is_plain_linear(self.query) and is_plain_linear(self.output)):
             return "per head"
         return cheapest(costs)
@@ -292,7 +302,7 @@ class LinformerAttention(MultiHeadLayer):
         return KeysValues(keys_BGKD, values_BGKD, present_BK)
 
     def _features_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
-        """`Eᵀ (X W) + b`: the bias last, so that columns of E do not scale it."""
+        """`Eᵀ (X W) + b`: the bias comes last, because E must not scale it."""
         assert isinstance(projection, DenseProjection)
         E, scale = projection.matrices_for(x_BNC, lengths_B)
 
@@ -305,14 +315,13 @@ class LinformerAttention(MultiHeadLayer):
                 projected_BGKD = scaled(projected_BGKD, scale[..., matrices, :, None])
             if linear.bias is None:
                 return projected_BGKD
-            # autocast would give the sum the precision of the bias
-            return projected_BGKD + linear.bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None].to(
-                projected_BGKD.dtype
-            )
+            bias_G1D = linear.bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None]
+            # under autocast, the sum would have the precision of the bias
+            return projected_BGKD + bias_G1D.to(projected_BGKD.dtype)
 
         return KeysValues(project(self.key, projection.of_keys()), project(self.value, projection.of_values()), None)
 
-    def _per_head(self, context: KeysValues, need_weights: bool) -> Attend:
+    def _per_head(self, context: KeysValues, need_weights: bool, fused: bool) -> Attend:
         """`softmax((X W_Q + b_Q) keysᵀ / √D) values · W_O + b_O`."""
         keys_BHKD, values_BHKD = self._for_every_head(context.keys_BGKD), self._for_every_head(context.values_BGKD)
         present = None if context.present_BK is None else context.present_BK[:, None, None, :]
@@ -322,14 +331,14 @@ class LinformerAttention(MultiHeadLayer):
         ) -> tuple[Tensor, Tensor | None]:
             query_BHLD = self.query(x_BLC).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             rows = (keys_BHKD[examples], values_BHKD[examples], None if present is None else present[examples])
-            heads_BHLD, weights = softmax_attention(query_BHLD, *rows, self._dropout_now(), need_weights, self.fused)
+            heads_BHLD, weights = softmax_attention(query_BHLD, *rows, self._dropout_now(), need_weights, fused)
             heads_BLF = heads_BHLD.transpose(1, 2).flatten(2)
             return self.output(heads_BLF) if out is None else linear_into(out, self.output, heads_BLF), weights
 
         return attend
 
     def _folded(self, context: KeysValues, need_weights: bool) -> Attend:
-        """`softmax((X (W_Q keysᵀ) + b_Q keysᵀ) / √D) (values W_O) + b_O`: queries and heads are never computed."""
+        """`softmax((X (W_Q keysᵀ) + b_Q keysᵀ) / √D) (values W_O) + b_O`: skips queries and heads."""
         heads = (self.num_heads, self.head_dim)
         keys_BHKD = self._for_every_head(context.keys_BGKD) / math.sqrt(self.head_dim)
         folded_keys_BFC = torch.einsum("bhkd,hdc->bhkc", keys_BHKD, self.query.weight.unflatten(0, heads)).flatten(1, 2)
@@ -342,7 +351,7 @@ class LinformerAttention(MultiHeadLayer):
         folded_values_BHKC = torch.einsum("bhkd,chd->bhkc", values_BHKD, self.output.weight.unflatten(1, heads))
         dropout, bias = self._dropout_now(), self.output.bias
         if bias is not None and not dropout:
-            # the weights of a head sum to 1, so a bias on the values of one head is a bias on the output, for nothing
+            # the weights of a head sum to 1, so a bias on the values of one head is a bias on the output, at no cost
             folded_values_BHKC[:, 0] += bias
         folded_bias_B1F, folded_values_BFC = folded_bias_BHK.flatten(1)[:, None], folded_values_BHKC.flatten(1, 2)
 

@@ -1,4 +1,4 @@
-"""Importing this module makes the models known to the Auto classes of transformers, and so to pipelines."""
+"""Registers the models with the Auto classes of transformers, and so with pipelines, on import."""
 
 from transformers import (
     AutoConfig,
@@ -36,5 +36,5 @@ MODELS = {
 AutoConfig.register("linformer", LinformerConfig, exist_ok=True)
 for auto_class, model_class in MODELS.items():
     auto_class.register(LinformerConfig, model_class, exist_ok=True)
-# by this list of names Trainer knows whose labels to shift when it smooths them
+# Trainer uses this list of names to decide whether label smoothing shifts the labels
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["linformer"] = LinformerForCausalLM.__name__

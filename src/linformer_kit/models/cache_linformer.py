@@ -1,4 +1,4 @@
-"""What generation keeps between tokens, in the form that `generate` expects."""
+"""The cache of the decoders, in the form that `generate` expects."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .configuration_linformer import LinformerConfig
 
 
 class LinformerCacheLayer(CacheLayerMixin):
-    """What one decoder layer keeps: summaries and open block of its own tokens, and the K rows that stand for a source."""
+    """The cache of one decoder layer: summaries and open block of its tokens, and K projected rows of the source."""
 
     supports_early_init = False
 
@@ -23,16 +23,16 @@ class LinformerCacheLayer(CacheLayerMixin):
     def reset(self) -> None:
         self.past: CausalCache | None = None
         self.source: KeysValues | None = None
-        self.tokens = 0  # columns seen so far, padding included
+        self.tokens = 0  # number of columns so far, including padding
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Size in bytes."""
         source = () if self.source is None else (tensor for tensor in self.source if tensor is not None)
         return (0 if self.past is None else self.past.nbytes) + sum(tensor.nbytes for tensor in source)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep, or repeat, these examples of the batch."""
+        """Select examples of the batch; an index may occur several times."""
         if self.past is not None:
             self.past = self.past.reorder(indices)
         if self.source is not None:
@@ -57,7 +57,7 @@ class LinformerCacheLayer(CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
             raise NotImplementedError(
-                "tokens cannot be taken back out of the summaries of finished blocks; generate anew"
+                "tokens cannot be removed from the summaries of finished blocks; start with a new cache"
             )
 
     def lazy_initialization(self, *_: Any) -> None:
@@ -68,7 +68,7 @@ class LinformerCacheLayer(CacheLayerMixin):
 
 
 class LinformerCache(Cache):
-    """The cache of a decoder: `slots` rows for each finished block and the open block, in every layer.
+    """The cache of a decoder: in each layer, `slots` rows for each finished block, and the open block.
 
     >>> cache = LinformerCache(LinformerConfig(num_hidden_layers=2))
     >>> cache.get_seq_length(), cache.nbytes
@@ -81,5 +81,5 @@ class LinformerCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all layers."""
+        """Size of all layers in bytes."""
         return sum(layer.nbytes for layer in self.layers)

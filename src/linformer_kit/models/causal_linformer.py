@@ -1,10 +1,10 @@
 """The block-causal layer and its cache.
 
-No mask over an N × K score matrix can hide the future once E has mixed it in. So the projection works inside blocks: each
-finished block becomes `slots` summary rows, and a query attends, in one softmax, to its own block up to itself and to the
-summaries of the blocks before it.
+Once E has mixed all positions, no mask over the N × K scores can hide the future. So the projection works inside
+blocks: each finished block becomes `slots` summary rows. A query attends, in one softmax, to the tokens of its own
+block up to itself and to the summaries of the earlier blocks.
 
-Shapes: B batch, T new tokens, P the tokens since the last finished block (open block, then new ones), S summary rows,
+Shapes: B batch, T new tokens, P tokens since the last finished block (open block, then new tokens), S summary rows,
 H heads, G key-value heads, D head size, F = G·D, C model size.
 """
 
@@ -19,26 +19,25 @@ from torch import Tensor
 
 from .multihead_linformer import MultiHeadLayer, softmax_attention
 from .options_linformer import checked_options, positive_integer
-from .projection_linformer import NoProjection, Projection, is_number, real_positions, real_tokens_first, windows
+from .projection_linformer import NoProjection, Projection, is_static, real_positions, real_tokens_first, windows
 from .validation_linformer import boolean_mask, check_features
 
-# queries attended to at once, in whole blocks: enough for fast products, few enough to skip most of what they must not see
+# queries per chunk, in whole blocks: enough for fast products, few enough to skip most of the masked scores
 QUERY_CHUNK = 128
 
-
-# one number for the whole batch, or, once examples were padded, a tensor (B,) with one for each
+# one number for the whole batch, or, if the batch was padded, a tensor (B,)
 Count = int | Tensor
 
 
 class Summaries(NamedTuple):
-    """What stands for the finished blocks."""
+    """Keys and values of the finished blocks, `slots` rows for each."""
 
     keys_BSF: Tensor
     values_BSF: Tensor
 
 
 class Tokens(NamedTuple):
-    """Tokens as they are, with their keys and values."""
+    """Tokens with their keys and values."""
 
     x_BPC: Tensor
     keys_BPF: Tensor
@@ -47,24 +46,24 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class CausalCache:
-    """What is kept between calls of `CausalLinformerAttention.step`: summary rows of finished blocks, and the open block.
+    """The state between calls of `CausalLinformerAttention.step`: summaries of finished blocks, and the open block.
 
-    Padded examples have seen different numbers of tokens. Then `seen` is a tensor (B,) instead of a number, and each
-    example's rows come first in `summaries` and `open`.
+    In a padded batch, examples have different numbers of tokens: `seen` is a tensor (B,), and the rows of each
+    example come first in `summaries` and `open`.
     """
 
     summaries: Summaries
     open: Tokens
     seen: Count
-    made_with: dict[str, int]  # the sizes of the layer
+    sizes: dict[str, int]  # of the layer that made it
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Size in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.summaries, *self.open))
 
     def reorder(self, index_B: Tensor) -> "CausalCache":
-        """The cache of these examples of the batch, as beam search wants it."""
+        """Select examples of the batch, for beam search."""
         return replace(
             self,
             summaries=Summaries(*(rows[index_B] for rows in self.summaries)),
@@ -74,7 +73,7 @@ class CausalCache:
 
 
 def append_rows(old: Iterable[Tensor], new: Iterable[Tensor], old_count: Count, new_count: Count) -> list[Tensor]:
-    """Of each pair of tensors, every example's first `old_count` old rows, then its first `new_count` new ones."""
+    """Join each pair of tensors: `old_count` old rows of each example, then `new_count` new rows."""
     joined = [torch.cat(pair, dim=1) for pair in zip(old, new, strict=True)]
     if isinstance(old_count, int):
         return joined
@@ -84,19 +83,19 @@ def append_rows(old: Iterable[Tensor], new: Iterable[Tensor], old_count: Count, 
 
 
 def cut(rows_BPF: Tensor, pieces: list[tuple[int, int]]) -> Sequence[Tensor]:
-    """The rows of each (first, after). The gradient of a slice is as long as what it was cut from, that of `split` is not."""
+    """The rows of each (first, after), by `split` if possible: the gradient of a slice has the size of the input."""
     if all(after == first for (_, after), (first, _) in pairwise([(0, 0), *pieces, (rows_BPF.shape[1], 0)])):
         return rows_BPF.split([after - first for first, after in pieces], dim=1)
     return [rows_BPF[:, first:after] for first, after in pieces]
 
 
 def as_column(count: Count, device: torch.device) -> Tensor:
-    """(1, 1) of a number, (B, 1) of a number per example."""
+    """A count as a (1, 1) or (B, 1) tensor."""
     return torch.full((1, 1), count, device=device) if isinstance(count, int) else count[:, None]
 
 
 def visible(query_XQ: Tensor, token_XP: Tensor, summary_S: Tensor, block_length: int) -> Tensor:
-    """(X, Q, S + P): which summaries and tokens a query sees, given their positions and, of summaries, the blocks."""
+    """(X, Q, S + P), True where a query sees a summary or token, from positions and the block numbers of summaries."""
     query_XQ1, token_X1P = query_XQ[..., None], token_XP[:, None]
     own_block = token_X1P // block_length == query_XQ1 // block_length
     finished = summary_S < query_XQ1 // block_length
@@ -104,7 +103,7 @@ def visible(query_XQ: Tensor, token_XP: Tensor, summary_S: Tensor, block_length:
 
 
 class CausalLinformerAttention(MultiHeadLayer):
-    """Strictly causal attention over any length: the own block exactly, finished blocks as `slots` summary rows each.
+    """Causal attention over any length: to the current block exactly, to each finished block as `slots` summary rows.
 
     >>> attention = CausalLinformerAttention(embed_dim=64, num_heads=4, block_length=32, slots=4)
     >>> x = torch.randn(2, 100, 64)
@@ -148,14 +147,23 @@ class CausalLinformerAttention(MultiHeadLayer):
         self.block_length = block_length
 
     def forward(
-        self, x: Tensor, *, mask: Tensor | None = None, projection: Projection | None = None, need_weights: bool = False
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        projection: Projection | None = None,
+        need_weights: bool = False,
+        fused: bool = True,
     ):
-        """Attend from every token of `x` (B, T, C) to itself and to what came before; gives (B, T, C).
+        """Attend from each token of `x` (B, T, C) to itself and the tokens before it. Returns (B, T, C).
 
-        `mask` (B, T) is True at real tokens; padding may stand anywhere. With `need_weights` also the (B, H, T, S + T)
-        weights: first on the summaries, then on the tokens; with projection="none" (B, H, T, T), on the tokens.
+        - `mask` (B, T) is True at real tokens; padding may be anywhere.
+        - `projection` is the shared projection, with `sharing="layerwise"` only.
+        - `need_weights` also returns the (B, H, T, S + T) attention weights on summaries and tokens; with
+          projection="none" they are (B, H, T, T), on the tokens.
+        - `fused=False` computes the softmax in separate steps, which stores the weights.
         """
-        output, weights, _ = self._advance(x, None, mask, projection, need_weights=need_weights)
+        output, weights, _ = self.advance(x, None, mask, projection, need_weights, fused, keep_cache=False)
         return (output, weights) if need_weights else output
 
     def step(
@@ -166,12 +174,22 @@ class CausalLinformerAttention(MultiHeadLayer):
         mask: Tensor | None = None,
         projection: Projection | None = None,
     ) -> tuple[Tensor, CausalCache]:
-        """The outputs of new tokens `x` (B, T, C), and the cache to pass with the next ones. The old cache stays valid."""
-        output, _, new_cache = self._advance(x, cache, mask, projection, keep=True)
+        """The outputs of new tokens `x` (B, T, C), and the cache for the next call. The old cache stays valid."""
+        output, _, new_cache = self.advance(x, cache, mask, projection)
+        assert new_cache is not None
         return output, new_cache
 
-    def _advance(self, x: Tensor, cache, mask, projection, need_weights=False, keep=False):
-        """Join new tokens to the open block, summarise what is finished, attend: output, weights, and the cache to `keep`."""
+    def advance(
+        self,
+        x: Tensor,
+        cache: CausalCache | None = None,
+        mask: Tensor | None = None,
+        projection: Projection | None = None,
+        need_weights: bool = False,
+        fused: bool = True,
+        keep_cache: bool = True,
+    ) -> tuple[Tensor, Tensor | None, CausalCache | None]:
+        """Append tokens to the open block, summarize finished blocks, attend. Returns output, weights and new cache."""
         check_features("x", x, self.embed_dim, self._like(x))
         projection = self._projection(projection)
         slots = projection.rows(self.block_length)
@@ -181,42 +199,23 @@ class CausalLinformerAttention(MultiHeadLayer):
         seen: Count = 0
         tokens = Tokens(x, self.key(x), self.value(x))
         if cache is not None:
-            if not isinstance(cache, CausalCache):
-                raise TypeError(
-                    f"cache is a {type(cache).__name__}; it must be the CausalCache that `step` gave, or None at first"
-                )
-            for name, size in self._sizes(slots).items():
-                if cache.made_with[name] != size:
-                    raise ValueError(
-                        f"the cache was made by a layer with {name}={cache.made_with[name]} but this one has {name}={size}; "
-                        "every layer goes on with its own cache"
-                    )
-            if cache.open.x_BPC.shape[0] != x.shape[0]:
-                raise ValueError(
-                    f"x holds {x.shape[0]} examples but the cache {cache.open.x_BPC.shape[0]}; pass the cache of this batch"
-                )
-            kept, now = cache.open.keys_BPF, tokens.keys_BPF
-            if (kept.dtype, kept.device) != (now.dtype, now.device):
-                raise ValueError(
-                    f"the cache holds {kept.dtype} on {kept.device} but the new keys are {now.dtype} on {now.device}; "
-                    "go on where the cache was made: same device, same dtype, same autocast"
-                )
+            self._check_cache(cache, tokens, slots)
             seen = cache.seen if isinstance(new, int) else cache.seen + torch.zeros_like(new)
             tokens = Tokens(*append_rows(cache.open, tokens, seen % self.block_length, new))
-        if cache is not None and tokens.x_BPC.shape[1] < self.block_length:  # no block is finished by these tokens
+        if cache is not None and tokens.x_BPC.shape[1] < self.block_length:  # these tokens finish no block
             summaries = cache.summaries
         else:
-            summaries = self._summarise(projection, tokens)
+            summaries = self._summarize(projection, tokens)
             if cache is not None:
                 before, after = seen // self.block_length, (seen + new) // self.block_length
                 summaries = Summaries(
                     *append_rows(cache.summaries, summaries, before * slots, (after - before) * slots)
                 )
 
-        if isinstance(projection, NoProjection) and cache is None and self.fused and not need_weights:
+        if isinstance(projection, NoProjection) and cache is None and fused and not need_weights:
             heads_BTF, weights = self._attend_to_all(self.query(x), tokens), None
         else:
-            heads_BTF, weights = self._attend(self.query(x), tokens, summaries, seen, slots, need_weights)
+            heads_BTF, weights = self._attend(self.query(x), tokens, summaries, seen, slots, need_weights, fused)
             if weights is not None and isinstance(projection, NoProjection) and isinstance(seen, int):
                 # a token of a finished block is its own summary: one column for both
                 on_summaries, on_tokens = weights.split([summaries.keys_BSF.shape[1], tokens.x_BPC.shape[1]], dim=-1)
@@ -225,7 +224,7 @@ class CausalLinformerAttention(MultiHeadLayer):
                     on_summaries, (0, before + on_tokens.shape[-1] - on_summaries.shape[-1])
                 )
         output = self.output(heads_BTF)
-        if mask is not None:  # back to where the tokens stood
+        if mask is not None:  # back to the order of the input
             batch_B1 = torch.arange(x.shape[0], device=x.device)[:, None]
             output = output[batch_B1, place_BT]
             if weights is not None:
@@ -234,33 +233,55 @@ class CausalLinformerAttention(MultiHeadLayer):
                 )
                 on_tokens = on_tokens.movedim(-1, 1)[batch_B1, place_BT].movedim(1, -1)
                 weights = torch.cat([on_summaries, on_tokens], dim=-1).transpose(1, 2)
-        return output, weights, self._keep(cache, summaries, tokens, seen, seen + new, slots) if keep else None
+        if not keep_cache:
+            return output, weights, None
+        return output, weights, self._new_cache(cache, summaries, tokens, seen, seen + new, slots)
 
-    def _summarise(self, projection: Projection, tokens: Tokens) -> Summaries:
+    def _check_cache(self, cache: CausalCache, new_tokens: Tokens, slots: int) -> None:
+        """Raise if the cache belongs to another layer, batch or dtype."""
+        if not isinstance(cache, CausalCache):
+            raise TypeError(
+                f"cache is a {type(cache).__name__}; it must be the CausalCache returned by `step`, or None at first"
+            )
+        for name, size in self._sizes(slots).items():
+            if cache.sizes[name] != size:
+                raise ValueError(
+                    f"the cache was made by a layer with {name}={cache.sizes[name]} but this one has {name}={size}; "
+                    "pass each layer its own cache"
+                )
+        batch, new_batch = cache.open.x_BPC.shape[0], new_tokens.x_BPC.shape[0]
+        if batch != new_batch:
+            raise ValueError(f"x has {new_batch} examples but the cache has {batch}; pass the cache of this batch")
+        kept, now = cache.open.keys_BPF, new_tokens.keys_BPF
+        if (kept.dtype, kept.device) != (now.dtype, now.device):
+            raise ValueError(
+                f"the cache is {kept.dtype} on {kept.device} but the new keys are {now.dtype} on {now.device}; "
+                "use the same device, dtype and autocast in all calls"
+            )
+
+    def _summarize(self, projection: Projection, tokens: Tokens) -> Summaries:
         """`slots` rows for each finished block."""
         x_BPC, (batch, length) = tokens.x_BPC, tokens.x_BPC.shape[:2]
-        # while exported for many lengths, what is not finished is summarised, too: nothing will see it
-        blocks = length // self.block_length if is_number(length) else windows(length, self.block_length)
+        # with a symbolic length, the open block is summarized too; no query sees it
+        blocks = length // self.block_length if is_static(length) else windows(length, self.block_length)
         finished = blocks * self.block_length
-        if isinstance(projection, NoProjection):  # every token stands for itself, and has its keys and values already
-            finished = finished if is_number(length) else length
+        if isinstance(projection, NoProjection):  # a token is its own summary, and its keys and values exist already
+            finished = finished if is_static(length) else length
             return Summaries(tokens.keys_BPF[:, :finished], tokens.values_BPF[:, :finished])
-        x_BPC = x_BPC[:, :finished] if is_number(length) else F.pad(x_BPC, (0, 0, 0, finished - length))
+        x_BPC = x_BPC[:, :finished] if is_static(length) else F.pad(x_BPC, (0, 0, 0, finished - length))
         blocks_XNC = x_BPC.reshape(batch * blocks, self.block_length, self.embed_dim)
         rows_XMKC = projection(blocks_XNC).rows_BMKC
 
         def rows(linear, rows_XMKC: Tensor) -> Tensor:
             features_XGKD = self._project_rows(linear, rows_XMKC)
-            return features_XGKD.transpose(1, 2).reshape(
-                batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim
-            )
+            shape = (batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
+            return features_XGKD.transpose(1, 2).reshape(shape)
 
-        return Summaries(
-            rows(self.key, rows_XMKC[:, projection.of_keys()]), rows(self.value, rows_XMKC[:, projection.of_values()])
-        )
+        key_rows, value_rows = rows_XMKC[:, projection.of_keys()], rows_XMKC[:, projection.of_values()]
+        return Summaries(rows(self.key, key_rows), rows(self.value, value_rows))
 
     def _attend_to_all(self, query_BTF: Tensor, tokens: Tokens) -> Tensor:
-        """What `_attend` gives where nothing is shortened and nothing came before, in one call: ordinary causal attention."""
+        """`_attend` without projection and cache: ordinary causal attention, in one fused call."""
         query_BHTD = query_BTF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         heads_BHTD = F.scaled_dot_product_attention(
             query_BHTD,
@@ -272,20 +293,27 @@ class CausalLinformerAttention(MultiHeadLayer):
         return heads_BHTD.transpose(1, 2).flatten(2)
 
     def _attend(
-        self, query_BTF: Tensor, tokens: Tokens, summaries: Summaries, seen: Count, slots: int, need_weights: bool
-    ):
-        """Each chunk of queries against the summaries before it and the tokens around it; `seen` tokens came before all of them."""
+        self,
+        query_BTF: Tensor,
+        tokens: Tokens,
+        summaries: Summaries,
+        seen: Count,
+        slots: int,
+        need_weights: bool,
+        fused: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend, in chunks of queries, to summaries and tokens; `seen` tokens came before the first query."""
         block, device, length = self.block_length, query_BTF.device, query_BTF.shape[1]
         all_tokens, all_summaries = tokens.x_BPC.shape[1], summaries.keys_BSF.shape[1]
         first_token_X1 = as_column(seen, device) // block * block
         chunk = max(1, QUERY_CHUNK // block) * block
-        if not is_number(length):  # exported for many lengths: how many chunks there will be is not known
+        if not is_static(length):  # the number of chunks is not known
             queries = around = [(0, length)]
-        elif isinstance(seen, int):  # chunks end where blocks do, so that their tokens do not overlap
+        elif isinstance(seen, int):  # chunks end at the ends of blocks, so that their tokens do not overlap
             opened = seen % block
             queries = list(pairwise([0, *range(chunk - opened, length, chunk), length]))
             around = [(low + opened if low else 0, high + opened) for low, high in queries]
-        else:  # every example stands elsewhere in its block: take what any of them may see
+        else:  # examples are at different places of their blocks: take all tokens that any of them may see
             queries = list(pairwise([*range(0, length, chunk), length]))
             around = [(first // block * block, min(after + block - 1, all_tokens)) for first, after in queries]
         outputs, all_weights = [], []
@@ -298,11 +326,11 @@ class CausalLinformerAttention(MultiHeadLayer):
             strict=True,
         ):
             query_BHQD = query_BQF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-            before = (
-                (seen + after - 1) // block * slots if isinstance(seen, int) and is_number(length) else all_summaries
-            )
+            before = all_summaries
+            if isinstance(seen, int) and is_static(length):
+                before = (seen + after - 1) // block * slots
             visible_X1QK = None
-            if length > 1 or not isinstance(seen, int):  # a single new token sees all there is
+            if length > 1 or not isinstance(seen, int):  # a single new token sees everything
                 visible_X1QK = visible(
                     as_column(seen, device) + torch.arange(first, after, device=device),
                     first_token_X1 + torch.arange(low, high, device=device),
@@ -312,10 +340,10 @@ class CausalLinformerAttention(MultiHeadLayer):
             keys_BHKD = self._heads(torch.cat([summaries.keys_BSF[:, :before], token_keys_BPF], dim=1))
             values_BHKD = self._heads(torch.cat([summaries.values_BSF[:, :before], token_values_BPF], dim=1))
             heads_BHQD, weights_BHQK = softmax_attention(
-                query_BHQD, keys_BHKD, values_BHKD, visible_X1QK, self._dropout_now(), need_weights, self.fused
+                query_BHQD, keys_BHKD, values_BHKD, visible_X1QK, self._dropout_now(), need_weights, fused
             )
             outputs.append(heads_BHQD.transpose(1, 2).flatten(2))
-            if weights_BHQK is not None:  # in the columns of all summaries and all tokens
+            if weights_BHQK is not None:  # padded to the columns of all summaries and tokens
                 on_summaries, on_tokens = weights_BHQK.split([before, high - low], dim=-1)
                 on_summaries = F.pad(on_summaries, (0, all_summaries - before))
                 all_weights.append(torch.cat([on_summaries, F.pad(on_tokens, (low, all_tokens - high))], dim=-1))
@@ -325,7 +353,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         """(B, K, F) to (B, H, K, D)."""
         return self._for_every_head(features_BKF.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2))
 
-    def _keep(
+    def _new_cache(
         self,
         cache: CausalCache | None,
         summaries: Summaries,
@@ -334,7 +362,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         seen: Count,
         slots: int,
     ) -> CausalCache:
-        """The summaries of finished blocks and the tokens of the open one; copies, which do not keep the whole input alive."""
+        """Summaries of finished blocks and tokens of the open one, copied so that the input can be freed."""
         blocks, still_open = seen // self.block_length, seen % self.block_length
         first_open = (blocks - seen_before // self.block_length) * self.block_length
         if isinstance(still_open, int):
@@ -344,7 +372,7 @@ class CausalLinformerAttention(MultiHeadLayer):
                 int(still_open.max()), device=still_open.device
             )
             batch_B1 = torch.arange(len(still_open), device=still_open.device)[:, None]
-            # examples with a shorter open block fill up with rows that nothing will see
+            # shorter open blocks are padded with rows that no query sees
             kept = Tokens(*(rows[batch_B1, place_BP.clamp(max=rows.shape[1] - 1)] for rows in tokens))
         if cache is None or summaries is not cache.summaries:
             most = (blocks if isinstance(blocks, int) else int(blocks.max())) * slots
@@ -352,7 +380,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         return CausalCache(summaries, kept, seen, self._sizes(slots))
 
     def _sizes(self, slots: int) -> dict[str, int]:
-        """What another layer must have in common to go on with a cache of this one."""
+        """The sizes that a cache depends on."""
         return {
             "embed_dim": self.embed_dim,
             "head_dim": self.head_dim,

@@ -1,4 +1,4 @@
-"""LinformerConfig: everything a model is built from, by the names Hugging Face uses."""
+"""LinformerConfig: the configuration of all models, with the field names of Hugging Face."""
 
 from dataclasses import fields
 from typing import Any
@@ -11,18 +11,18 @@ from transformers.utils import logging
 
 from .options_linformer import (
     check_local_width,
-    check_projection_options,
     choice,
     nearest_of,
     positive_integer,
     probability,
 )
+from .projection_linformer import Projection
 
 POSITIONS = ("learned", "sinusoidal", "none")
 DECODER_ATTENTIONS = ("full", "causal")
 POOLINGS = ("mean", "first")
-# what Hugging Face itself passes or stores beside the fields of a configuration
-OF_HUGGING_FACE = {
+# keys that transformers passes or stores in addition to the fields of a configuration
+HUGGING_FACE_KEYS = {
     *("num_labels", "name_or_path", "model_type", "torch_dtype", "attn_implementation", "experts_implementation"),
     *(
         "output_attentions",
@@ -33,28 +33,20 @@ OF_HUGGING_FACE = {
         "tokenizer_class",
     ),
     *("finetuning_task", "task_specific_params", "use_return_dict", "tie_last_hidden_states"),
-    # of the tokenizer, and of earlier versions
-    *(
-        "cls_token_id",
-        "sep_token_id",
-        "mask_token_id",
-        "unk_token_id",
-        "torchscript",
-        "gradient_checkpointing",
-        "pruned_heads",
-    ),
-    *("prefix", "use_bfloat16", "tie_encoder_decoder", "cross_attention_hidden_size"),
+    # of tokenizers, and of earlier versions
+    *("cls_token_id", "sep_token_id", "mask_token_id", "unk_token_id", "torchscript", "gradient_checkpointing"),
+    *("pruned_heads", "prefix", "use_bfloat16", "tie_encoder_decoder", "cross_attention_hidden_size"),
 }
 
-# how near an unknown key must come to a field, from 0 to 1, when it may also be somebody else's
-SURELY_MISSPELT = 0.9
+# similarity, from 0 to 1, above which an unknown key is a misspelled field and not a key of another library
+MISSPELLED = 0.9
 
 logger = logging.get_logger(__name__)
 
 
 @strict
 class LinformerConfig(PreTrainedConfig):
-    """What a Linformer is built from.
+    """Configuration of a Linformer.
 
     >>> LinformerConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, projected_length=64).sharing
     'headwise'
@@ -65,17 +57,24 @@ class LinformerConfig(PreTrainedConfig):
 
     - `vocab_size`, `hidden_size`, `num_hidden_layers`, `num_attention_heads`, `num_key_value_heads`, `head_dim`,
       `intermediate_size`, `hidden_act`, `max_position_embeddings`, `type_vocab_size` (0: no token types): the sizes.
-    - `projection`: "linear", "dynamic", "conv", "mean", "max", "random", or "none" for ordinary attention.
-    - `projected_length`: how many rows keys and values are shortened to; one number, or one for each layer.
-    - `sharing`: which E and F are the same: "none", "headwise", "kv" or "layerwise". `rescale`: for short inputs.
-    - `position_embedding`: "learned", "sinusoidal" or "none". `norm_first`: norms before attention, or after as in BERT.
-    - `local_width`: how many neighbours, itself in the middle, each token of an encoder hears of in every layer, beside what it
-      attends to; odd, or 0 for none.
-    - `hidden_dropout_prob`, `attention_probs_dropout_prob`, `classifier_dropout`; `classifier_pooling`: "mean" over the real
-      tokens, or "first".
-    - Decoders: `decoder_attention` "causal" (blocks of `block_length` tokens, each shortened to `slots` rows once finished)
-      or "full"; `num_decoder_layers` of the encoder-decoder, by default as many as `num_hidden_layers`.
-    - `is_decoder`, `add_cross_attention` and `is_encoder_decoder` are set by the models themselves.
+    - `projection`: the kind of E and F: "linear", "dynamic", "conv", "mean", "max" or "random"; "none" for full
+      attention.
+    - `projected_length`: K, the number of rows of keys and values; one number, or one for each layer.
+    - `sharing`: which E and F are shared: "none", "headwise", "kv" or "layerwise".
+    - `rescale`: give the keys and values of short inputs the scale of full ones.
+    - `position_embedding`: "learned", "sinusoidal" or "none".
+    - `norm_first`: layer norm before attention and feed-forward (pre-norm), or after them as in BERT.
+    - `local_width`: width of the local convolution in each encoder layer, in tokens; odd, or 0 for none.
+    - `hidden_dropout_prob`, `attention_probs_dropout_prob`, `classifier_dropout`: dropout probabilities.
+    - `classifier_pooling`: "mean" over the real tokens, or the "first" token.
+    - `decoder_attention`: in decoders, "causal" (blocks of `block_length` tokens, each projected to `slots` rows when
+      it is finished) or "full".
+    - `num_decoder_layers`: of an encoder-decoder; default `num_hidden_layers`.
+    - `is_decoder`, `add_cross_attention`, `is_encoder_decoder`: set by the models.
+
+    Full attention is `projection="none"` in layers and encoders, `decoder_attention="full"` in decoders,
+    `model.attention: full` in YAML, `full-attention` in `linformer compare`, and `projection_dim=None` or
+    `full_attn=True` in Keras.
     """
 
     model_type = "linformer"
@@ -121,41 +120,38 @@ class LinformerConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = None
     tie_word_embeddings: bool = True
 
-    def __post_init__(self, **others: Any):
+    def __post_init__(self, **kwargs: Any):
         names = [field.name for field in fields(self)]
-        for name in others:
-            if not is_of_hugging_face(name):
+        for name in kwargs:
+            if not is_hugging_face_key(name):
                 hint = nearest_of(name, names) or f"; it has {', '.join(names)}"
                 raise TypeError(f"LinformerConfig has no field {name!r}{hint}")
-        super().__post_init__(**others)
+        super().__post_init__(**kwargs)
         self.check()
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """As always; but what a later version of transformers may have stored is kept, unless it looks like a misspelt field."""
+        """As in the base class, but keeps unknown keys, of other versions of transformers, unless they look misspelled."""
         names = [field.name for field in fields(cls)]
-        for name in kwargs:  # what is not a field may be an option of `from_pretrained`
-            if name not in names and (hint := nearest_of(name, names, SURELY_MISSPELT)):
+        for name in kwargs:  # other names may be options of `from_pretrained`
+            if name not in names and (hint := nearest_of(name, names, MISSPELLED)):
                 raise TypeError(f"LinformerConfig has no field {name!r}{hint}")
         unknown = [
             name
             for name in config_dict
-            if name not in names and not is_of_hugging_face(name) and not nearest_of(name, names, SURELY_MISSPELT)
+            if name not in names and not is_hugging_face_key(name) and not nearest_of(name, names, MISSPELLED)
         ]
         if unknown:
-            logger.warning(
-                f"these keys of the configuration mean nothing to a Linformer and are kept as they are: {unknown}"
-            )
-        result = super().from_dict(
-            {name: value for name, value in config_dict.items() if name not in unknown}, **kwargs
-        )
+            logger.warning(f"unknown keys of the configuration are kept, but have no effect: {unknown}")
+        known = {name: value for name, value in config_dict.items() if name not in unknown}
+        result = super().from_dict(known, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         for name in unknown:
             setattr(config, name, config_dict[name])
         return result
 
     def check(self) -> None:
-        """Refuse values that mean nothing, or contradict each other, with the reason. Models check again when they are built."""
+        """Raise for invalid or contradictory values. Models check again when they are built."""
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
             positive_integer(name, getattr(self, name))
         for name in ("max_position_embeddings", "block_length", "slots"):
@@ -171,24 +167,22 @@ class LinformerConfig(PreTrainedConfig):
         choice("classifier_pooling", self.classifier_pooling, POOLINGS)
         choice("hidden_act", self.hidden_act, ACT2FN)
         for length in self.projected_lengths:
-            check_projection_options(self.projection, self.max_position_embeddings, length, self.sharing, self.rescale)
+            Projection.check_options(self.projection, self.max_position_embeddings, length, self.sharing, self.rescale)
         self._check_heads()
         if self.type_vocab_size < 0:
             raise ValueError(f"type_vocab_size is {self.type_vocab_size}; it must be 0 (no token types) or more")
         check_local_width(self.local_width)
         if self.slots > self.block_length:
             raise ValueError(
-                f"slots={self.slots} is more than block_length={self.block_length}: a finished block is shortened to `slots` "
-                "rows; choose fewer slots, or longer blocks"
+                f"slots={self.slots} is more than block_length={self.block_length}; choose fewer slots, or longer "
+                "blocks"
             )
         if self.num_labels is not None and self.num_labels < 1:
             raise ValueError(f"num_labels is {self.num_labels}; it must be at least 1")
         if self.layer_norm_eps <= 0:
             raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}; it must be larger than 0")
         if self.add_cross_attention and not self.is_decoder:
-            raise ValueError(
-                "add_cross_attention=True, but is_decoder=False: only a decoder attends to a source; set both, or neither"
-            )
+            raise ValueError("add_cross_attention=True needs is_decoder=True; set both, or neither")
         self._check_tokens()
 
     def _check_tokens(self) -> None:
@@ -204,12 +198,12 @@ class LinformerConfig(PreTrainedConfig):
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}; "
-                "choose sizes that divide, or give head_dim yourself"
+                "choose divisible sizes, or set head_dim"
             )
         if self.num_key_value_heads is not None and self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} is not divisible by num_key_value_heads="
-                f"{self.num_key_value_heads}: each key-value head serves the same number of heads"
+                f"num_attention_heads={self.num_attention_heads} is not divisible by "
+                f"num_key_value_heads={self.num_key_value_heads}; choose divisible sizes"
             )
 
     @property
@@ -219,17 +213,18 @@ class LinformerConfig(PreTrainedConfig):
             return [self.projected_length] * self.num_hidden_layers
         if len(self.projected_length) != self.num_hidden_layers:
             raise ValueError(
-                f"projected_length has {len(self.projected_length)} numbers but num_hidden_layers is {self.num_hidden_layers}; "
-                "give one number, or one per layer"
+                f"projected_length has {len(self.projected_length)} numbers but num_hidden_layers is "
+                f"{self.num_hidden_layers}; give one number, or one per layer"
             )
         if self.sharing == "layerwise" and len(set(self.projected_length)) > 1:
             raise ValueError(
-                f"projected_length is {self.projected_length} with sharing='layerwise': one matrix for all layers has one "
-                "projected length; give a single number, or share less, with sharing='kv'"
+                f"projected_length is {self.projected_length} with sharing='layerwise', which has one matrix for all "
+                "layers; give one number, or use sharing='kv'"
             )
         return self.projected_length
 
 
-def is_of_hugging_face(name: str) -> bool:
-    """Whether a key beside our fields is one that transformers itself passes or stores."""
-    return name.startswith("_") or name in OF_HUGGING_FACE or name in GenerationConfig._get_default_generation_params()
+def is_hugging_face_key(name: str) -> bool:
+    """Whether transformers passes or stores this key in addition to our fields."""
+    generation_keys = GenerationConfig._get_default_generation_params()
+    return name.startswith("_") or name in HUGGING_FACE_KEYS or name in generation_keys

@@ -1,4 +1,4 @@
-"""A stack of attention and feed-forward over features: (B, N, C) to (B, N, C)."""
+"""A stack of attention and feed-forward layers over features: (B, N, C) to (B, N, C)."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,26 +15,25 @@ from .validation_linformer import boolean_mask, check_features, computed_dtype
 
 FEED_FORWARDS = ("gelu", "relu", "gated", "none")
 
-
-# rows at a time when no gradient is wanted: their inner features, the widest of a model, stay in the processor's cache
-ROWS = 512
+# rows per chunk when no gradient is needed: their inner features, the widest of a model, stay in the processor's cache
+ROW_CHUNK = 512
 
 
 def feed_forward(x_BNC: Tensor, inner: nn.Linear, activation: Callable[[Tensor], Tensor], outer: nn.Linear) -> Tensor:
     """`activation(X W_1 + b_1) W_2 + b_2`."""
     rows_XC = x_BNC.flatten(0, -2)
-    in_one = torch.is_grad_enabled() or torch.compiler.is_compiling() or rows_XC.shape[0] <= ROWS
-    if in_one or not (is_plain_linear(inner) and is_plain_linear(outer)):
+    is_whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or rows_XC.shape[0] <= ROW_CHUNK
+    if is_whole or not (is_plain_linear(inner) and is_plain_linear(outer)):
         return outer(activation(inner(x_BNC)))
     output_XC = x_BNC.new_empty(rows_XC.shape[0], outer.out_features, dtype=computed_dtype(outer.weight))
-    for first in range(0, rows_XC.shape[0], ROWS):
-        rows = slice(first, first + ROWS)
+    for first in range(0, rows_XC.shape[0], ROW_CHUNK):
+        rows = slice(first, first + ROW_CHUNK)
         linear_into(output_XC[rows], outer, activation(inner(rows_XC[rows])))
     return output_XC.unflatten(0, x_BNC.shape[:-1])
 
 
 class FeedForward(nn.Module):
-    """`activation(X W_1 + b_1) W_2 + b_2`; "gated" multiplies GELU of one half of the inner features with the other."""
+    """`activation(X W_1 + b_1) W_2 + b_2`; "gated" multiplies the GELU of half the inner features by the other half."""
 
     def __init__(self, embed_dim: int, inner_dim: int, kind: str, dropout: float):
         super().__init__()
@@ -59,7 +58,7 @@ class FeedForward(nn.Module):
 
 
 class LinformerEncoderLayer(nn.Module):
-    """Attention and feed-forward, each with its residual and norm."""
+    """Attention and feed-forward, each with residual and layer norm."""
 
     def __init__(self, attention: LinformerAttention, feed_forward: FeedForward | None, norm_first: bool):
         super().__init__()
@@ -92,15 +91,18 @@ class LinformerEncoderLayer(nn.Module):
 
 
 class LinformerEncoder(nn.Module):
-    """A stack over features.
+    """A stack of Linformer layers over features.
 
     >>> encoder = LinformerEncoder(embed_dim=64, num_heads=4, depth=2, max_length=1024, projected_length=32)
     >>> encoder(torch.randn(2, 1000, 64)).shape
     torch.Size([2, 1000, 64])
 
-    `projected_length` is one number, or one per layer (higher layers need less). With `sharing="layerwise"` the encoder
-    owns the one matrix of all layers. `feed_forward` is "gelu", "relu", "gated" or "none"; `dropout` acts on the attention
-    weights, `feed_forward_dropout` inside and behind the feed-forward. Pre-norm stacks end with a norm of their own.
+    - `projected_length`: one number, or one per layer (higher layers need less).
+    - `sharing="layerwise"`: all layers share one matrix, which the encoder owns.
+    - `feed_forward`: "gelu", "relu", "gated" or "none".
+    - `dropout`: on the attention weights. `feed_forward_dropout`: on the inner features and the output of the
+      feed-forward.
+    - `norm_first`: pre-norm layers, with a final layer norm after the last; otherwise post-norm.
     """
 
     @checked_options
@@ -131,7 +133,8 @@ class LinformerEncoder(nn.Module):
         choice("feed_forward", feed_forward, FEED_FORWARDS)
         if feed_forward == "none" and feed_forward_dim is not None:
             raise ValueError(
-                f"feed_forward_dim is {feed_forward_dim} but feed_forward='none' has no inner features; leave one of them out"
+                f"feed_forward_dim is {feed_forward_dim} but feed_forward='none' has no inner features; drop one of "
+                "them"
             )
         inner_dim = (
             4 * embed_dim if feed_forward_dim is None else positive_integer("feed_forward_dim", feed_forward_dim)
@@ -182,22 +185,26 @@ class LinformerEncoder(nn.Module):
             return [positive_integer("projected_length", projected_length)] * depth
         if len(projected_length) != depth:
             raise ValueError(
-                f"projected_length has {len(projected_length)} numbers but depth is {depth}; give one number, or one per layer"
+                f"projected_length has {len(projected_length)} numbers but depth is {depth}; "
+                "give one number, or one per layer"
             )
         lengths = [positive_integer("projected_length", length) for length in projected_length]
         if sharing == "layerwise" and len(set(lengths)) > 1:
             raise ValueError(
-                f"projected_length is {lengths} with sharing='layerwise': one matrix for all layers has one "
-                "projected length; give a single number, or share less, with sharing='kv'"
+                f"projected_length is {lengths} with sharing='layerwise', which has one matrix for all layers; "
+                "give one number, or use sharing='kv'"
             )
         return lengths
 
     def forward(self, x: Tensor, mask: Tensor | None = None, need_weights: bool = False):
-        """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens; with `need_weights` also a list of (B, H, N, K) weights."""
+        """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens.
+
+        `need_weights` also returns the (B, H, N, K) attention weights, one tensor per layer.
+        """
         check_features("x", x, self.embed_dim, next(self.parameters()))
         if mask is not None:
             mask = boolean_mask("mask", mask, x)
-            # what stands behind the mask may be anything; as a query it would reach the gradients of the weights
+            # padding may hold anything, and as queries it would reach the gradients of the weights
             x = x.masked_fill(~mask[..., None], 0)
         all_weights = []
         for layer in self.layers:

@@ -1,12 +1,13 @@
-"""Encoder, masked LM, classifiers and causal LM, read from top to bottom: embeddings, attention, layer, model, heads.
+"""Encoder, masked LM, classifiers and causal LM, from top to bottom: embeddings, layer, model, heads.
 
-What a model is built from is in `configuration_linformer.py`, the equation in `attention_linformer.py`.
+The configuration is in `configuration_linformer.py`, the equation in `attention_linformer.py`.
 
 Shapes: B batch, N length, C hidden size, K projected length, H heads, V vocabulary.
 """
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_linformer import LinformerAttention
-from .cache_linformer import LinformerCache
+from .cache_linformer import LinformerCache, LinformerCacheLayer
 from .causal_linformer import CausalLinformerAttention
 from .configuration_linformer import LinformerConfig
 from .encoder_linformer import feed_forward
@@ -44,9 +45,11 @@ from .validation_linformer import (
     padding_mask,
 )
 
+Attended = tuple[Tensor, Tensor | None]  # the output of a sublayer, and its attention weights on request
+
 
 class LinformerEmbeddings(nn.Module):
-    """Words, positions and token types, summed, normalised, dropped out."""
+    """The sum of word, position and token type embeddings, with layer norm and dropout."""
 
     def __init__(self, config: LinformerConfig):
         super().__init__()
@@ -73,7 +76,7 @@ class LinformerEmbeddings(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Sines and cosines of position / 10000^(2i / C), for any length, as large as freshly initialised word embeddings."""
+    """Sines and cosines of position / 10000^(2i / C), for any length, on the scale of new word embeddings."""
 
     def __init__(self, width: int, size: float):
         super().__init__()
@@ -87,92 +90,41 @@ class SinusoidalPositions(nn.Module):
         return waves_BNC * (self.size * 2**0.5)
 
 
-class OfModel:
-    """Attention in a model: fused unless the model was told `attn_implementation="eager"`."""
-
-    config: LinformerConfig
-
-    @property
-    def fused(self) -> bool:
-        return self.config._attn_implementation != "eager"
-
-
-def attention_sizes(config: LinformerConfig) -> dict[str, Any]:
-    """What all attentions of a model have in common."""
+def attention_options(config: LinformerConfig) -> dict[str, Any]:
+    """The options that all attention layers of a model have in common."""
     return {
         "embed_dim": config.hidden_size,
         "num_heads": config.num_attention_heads,
         "head_dim": config.head_dim,
         "num_kv_heads": config.num_key_value_heads,
+        "projection": config.projection,
         "sharing": config.sharing,
         "dropout": config.attention_probs_dropout_prob,
     }
 
 
-class LinformerSelfAttention(OfModel, LinformerAttention):
-    """Of the encoder: every token attends to the K rows that stand for all of them."""
-
-    def __init__(self, config: LinformerConfig, layer_idx: int):
-        super().__init__(**attention_sizes(config), **projection_options(config, config.projected_lengths[layer_idx]))
-        self.config = config
-
-    def forward(self, x_BNC: Tensor, mask_BN, projection, past, need_weights):  # type: ignore[override]
-        output = super().forward(x_BNC, mask=mask_BN, projection=projection, need_weights=need_weights)
-        return output if need_weights else (output, None)
+def make_attention(config: LinformerConfig, layer_idx: int) -> LinformerAttention:
+    """Self-attention of an encoder, or cross-attention of a decoder."""
+    return LinformerAttention(
+        **attention_options(config),
+        max_length=config.max_position_embeddings,
+        projected_length=config.projected_lengths[layer_idx],
+        rescale=config.rescale,
+    )
 
 
-class LinformerCausalSelfAttention(OfModel, CausalLinformerAttention):
-    """Of decoders: every token attends to its block up to itself, and to the rows that stand for the blocks before."""
-
-    def __init__(self, config: LinformerConfig, layer_idx: int):
-        super().__init__(**attention_sizes(config) | block_options(config))
-        self.config = config
-
-    def forward(self, x_BNC: Tensor, mask_BN, projection, past, need_weights):  # type: ignore[override]
-        before = None if past is None else past.past
-        output, weights, after = self._advance(x_BNC, before, mask_BN, projection, need_weights, keep=past is not None)
-        if past is not None:
-            past.past = after
-            past.tokens += x_BNC.shape[1]
-        return output, weights
-
-
-class LinformerCrossAttention(OfModel, LinformerAttention):
-    """From decoder to encoder: every token attends to the K rows that stand for the source, projected once and kept."""
-
-    def __init__(self, config: LinformerConfig, layer_idx: int):
-        super().__init__(**attention_sizes(config), **projection_options(config, config.projected_lengths[layer_idx]))
-        self.config = config
-
-    def forward(self, x_BNC: Tensor, source_BNC, mask_BN, projection, past, need_weights):  # type: ignore[override]
-        kept = None if past is None else past.source
-        source = self.project(source_BNC, mask_BN, projection) if kept is None else kept
-        if past is not None:
-            past.source = source
-        return self.attend(x_BNC, source, need_weights)
-
-
-def projection_options(config: LinformerConfig, projected_length: int) -> dict[str, Any]:
-    """What E of an encoder, or of cross-attention, is."""
-    return {
-        "projection": config.projection,
-        "max_length": config.max_position_embeddings,
-        "projected_length": projected_length,
-        "rescale": config.rescale,
-    }
-
-
-def block_options(config: LinformerConfig) -> dict[str, Any]:
-    """What E of the blocks of a decoder is; with "full" attention no block is shortened, and there is nothing to share."""
-    sizes = {"block_length": config.block_length, "slots": config.slots}
+def make_causal_attention(config: LinformerConfig) -> CausalLinformerAttention:
+    """Self-attention of a decoder."""
+    options = attention_options(config) | {"block_length": config.block_length, "slots": config.slots}
     if config.decoder_attention == "full":
-        return {**sizes, "projection": "none", "sharing": "headwise"}
-    return {**sizes, "projection": config.projection}
+        options |= {"projection": "none", "sharing": "headwise"}
+    return CausalLinformerAttention(**options)
 
 
-def shared_projection(attention: MultiHeadLayer) -> Projection | None:
-    """The projection of all layers like this one, under `sharing="layerwise"`."""
-    return None if attention.needed is None else make_projection(**attention.needed)
+def make_shared_projection(attention: MultiHeadLayer) -> Projection | None:
+    """With `sharing="layerwise"`, the projection of all layers with attention like this."""
+    options = attention.shared_projection_options
+    return None if options is None else make_projection(**options)
 
 
 class LinformerFeedForward(nn.Module):
@@ -189,7 +141,10 @@ class LinformerFeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """`x + f(norm(x))`, or with norms last `norm(x + f(x))`; dropout on what f gives."""
+    """`x + f(norm(x))`, or `norm(x + f(x))` in post-norm models, with dropout on the output of f.
+
+    f returns its output and attention weights, or None; so does this module.
+    """
 
     def __init__(self, config: LinformerConfig):
         super().__init__()
@@ -197,33 +152,35 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm_first = config.norm_first
 
-    def forward(self, x_BNC: Tensor, function) -> Tensor:
+    def forward(self, x_BNC: Tensor, function: Callable[[Tensor], Attended]) -> Attended:
         if self.norm_first:
-            return x_BNC + self.dropout(function(self.norm(x_BNC)))
-        return self.norm(x_BNC + self.dropout(function(x_BNC)))
+            output_BNC, weights = function(self.norm(x_BNC))
+            return x_BNC + self.dropout(output_BNC), weights
+        output_BNC, weights = function(x_BNC)
+        return self.norm(x_BNC + self.dropout(output_BNC)), weights
 
 
 class LocalMixing(nn.Module):
-    """A weighted sum of each token's neighbours, itself in the middle, channel by channel: a depthwise convolution.
+    """A depthwise convolution over neighboring tokens.
 
-    K rows for N tokens cannot tell every token from the next one, and full attention takes long to find out which of N tokens is
-    the next one. What stands beside a word is worth knowing, and costs little this way.
+    K rows cannot tell each of N tokens from the next, and full attention learns slowly which of N tokens is adjacent.
+    The convolution adds this local information at a low cost.
     """
 
-    def __init__(self, width: int, neighbours: int):
+    def __init__(self, hidden_size: int, local_width: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, 1, neighbours))
-        self.bias = nn.Parameter(torch.empty(width))
+        self.weight = nn.Parameter(torch.empty(hidden_size, 1, local_width))
+        self.bias = nn.Parameter(torch.empty(hidden_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Small enough for the sum over the neighbours to be about as large as each of them."""
+        """Initialize so that the output has about the scale of the input."""
         with torch.no_grad():
             self.weight.normal_(std=self.weight.shape[-1] ** -0.5)
             self.bias.zero_()
 
     def forward(self, x_BNC: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """(B, N, C) to the same; neighbours are the nearest real tokens, and there are none beyond the first and the last."""
+        """(B, N, C) to (B, N, C); skips padding between real tokens, and pads with zeros at both ends."""
         real_BNC, place_BN = x_BNC, None
         if mask_BN is not None:
             real_BNC, _, place_BN = real_tokens_first(x_BNC, mask_BN)
@@ -235,28 +192,24 @@ class LocalMixing(nn.Module):
             groups=self.weight.shape[0],
         )
         mixed_BNC = mixed_BCN.transpose(1, 2)
-        # not take_along_dim, which no graph for several lengths can hold
+        # not take_along_dim, which cannot be exported with dynamic shapes
         return mixed_BNC if place_BN is None else mixed_BNC.gather(1, place_BN[..., None].expand_as(mixed_BNC))
 
 
 class LinformerLayer(GradientCheckpointingLayer):
-    """Attention, in decoders over a source also cross-attention, and feed-forward."""
+    """Self-attention, cross-attention in a decoder of an encoder-decoder, and feed-forward."""
 
     def __init__(self, config: LinformerConfig, layer_idx: int):
         super().__init__()
+        self.config = config
         self.layer_idx = layer_idx
-        self.attention = (LinformerCausalSelfAttention if config.is_decoder else LinformerSelfAttention)(
-            config, layer_idx
-        )
-        # a decoder has the tokens of its own block before it, and must not hear of those behind
-        self.local = (
-            LocalMixing(config.hidden_size, config.local_width)
-            if config.local_width and not config.is_decoder
-            else None
-        )
+        self.attention = make_causal_attention(config) if config.is_decoder else make_attention(config, layer_idx)
+        # a decoder attends to the tokens of its block exactly, and must not see later tokens
+        has_local = config.local_width and not config.is_decoder
+        self.local = LocalMixing(config.hidden_size, config.local_width) if has_local else None
         self.attention_residual = Residual(config)
         if config.add_cross_attention:
-            self.cross_attention = LinformerCrossAttention(config, layer_idx)
+            self.cross_attention = make_attention(config, layer_idx)
             self.cross_attention_residual = Residual(config)
         self.feed_forward = LinformerFeedForward(config)
         self.feed_forward_residual = Residual(config)
@@ -271,35 +224,59 @@ class LinformerLayer(GradientCheckpointingLayer):
         source_projection: Projection | None = None,
         past_key_values: LinformerCache | None = None,
         need_weights: bool = False,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the hidden states, the attention weights and the cross-attention weights."""
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        fused = self.config._attn_implementation != "eager"
 
-        def attend(x_BNC: Tensor) -> Tensor:
-            far_BNC = self.attention(x_BNC, mask_BN, projection, past, need_weights)[0]
-            return far_BNC if self.local is None else far_BNC + self.local(x_BNC, mask_BN)
+        def attend(x_BNC: Tensor) -> Attended:
+            output_BNC, weights = self._attend(x_BNC, mask_BN, projection, past, need_weights, fused)
+            return output_BNC if self.local is None else output_BNC + self.local(x_BNC, mask_BN), weights
 
-        x_BNC = self.attention_residual(x_BNC, attend)
+        def attend_to_source(x_BNC: Tensor) -> Attended:
+            source = (source_BNC, source_mask_BN, source_projection)
+            return self._attend_to_source(x_BNC, *source, past, need_weights, fused)
+
+        x_BNC, weights = self.attention_residual(x_BNC, attend)
+        cross_weights = None
         if source_BNC is not None:
-            x_BNC = self.cross_attention_residual(
-                x_BNC,
-                lambda x: self.cross_attention(x, source_BNC, source_mask_BN, source_projection, past, need_weights)[0],
-            )
-        return self.feed_forward_residual(x_BNC, self.feed_forward)
+            x_BNC, cross_weights = self.cross_attention_residual(x_BNC, attend_to_source)
+        x_BNC, _ = self.feed_forward_residual(x_BNC, lambda x_BNC: (self.feed_forward(x_BNC), None))
+        return x_BNC, weights, cross_weights
+
+    def _attend(self, x_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused) -> Attended:
+        if past is None:
+            options = {"projection": projection, "need_weights": need_weights, "fused": fused}
+            output = self.attention(x_BNC, mask=mask_BN, **options)
+            return output if need_weights else (output, None)
+        attention = cast(CausalLinformerAttention, self.attention)
+        output_BNC, weights, past.past = attention.advance(x_BNC, past.past, mask_BN, projection, need_weights, fused)
+        past.tokens += x_BNC.shape[1]
+        return output_BNC, weights
+
+    def _attend_to_source(
+        self, x_BNC, source_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused
+    ) -> Attended:
+        kept = None if past is None else past.source
+        source = self.cross_attention.project(source_BNC, mask_BN, projection) if kept is None else kept
+        if past is not None:  # the source is projected once
+            past.source = source
+        return self.cross_attention.attend(x_BNC, source, need_weights, fused)
 
 
 class LinformerPreTrainedModel(PreTrainedModel):
-    """What all models share: how they start, what they can show of themselves, how they grow longer."""
+    """The base class of all models: initialization, recorded outputs, resizing."""
 
     config: LinformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["LinformerEmbeddings", "LinformerLayer"]  # noqa: RUF012 — class attributes, as transformers reads them
+    _no_split_modules = ["LinformerEmbeddings", "LinformerLayer"]  # noqa: RUF012 — transformers reads class attributes
     _supports_sdpa = True
-    _is_stateful = True  # tokens cannot be taken back out of the cache, so nothing can be generated on trial
+    _is_stateful = True  # tokens cannot be removed from the cache, so assisted generation is not possible
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": LinformerLayer,
-        "attentions": OutputRecorder(OfModel, index=1, layer_name="attention"),
-        "cross_attentions": OutputRecorder(OfModel, index=1, layer_name="cross_attention"),
+        "attentions": OutputRecorder(LinformerLayer, index=1),
+        "cross_attentions": OutputRecorder(LinformerLayer, index=2),
     }
 
     def __init__(self, config: LinformerConfig):
@@ -308,7 +285,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal numbers of size `initializer_range`, as in BERT; projections as they start themselves."""
+        """Initialize as BERT does; projections and local convolutions initialize themselves."""
         super()._init_weights(module)
         if not isinstance(module, Projection | LocalMixing):
             return
@@ -316,10 +293,10 @@ class LinformerPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
 
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
-        """Let the model read up to this many tokens, or fewer: positions and E are extended or cut.
+        """Resize position embeddings and E for a new maximum length.
 
-        New positions, and new rows of E, repeat the old ones from the first, so what the model says of inputs that it could
-        read before stays as it is (with `rescale`, or windows of `conv`, approximately). Fine-tune it for the new ones.
+        New positions and new rows of E repeat the old ones from the first, so the outputs for inputs of the old
+        length do not change (with `rescale` or `conv` they change slightly). Fine-tune the model on longer inputs.
 
         >>> model = LinformerModel(LinformerConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)).eval()
         >>> ids = torch.arange(1, 500)[None]
@@ -336,14 +313,15 @@ class LinformerPreTrainedModel(PreTrainedModel):
                 module.config.max_position_embeddings = length
 
     def get_position_embeddings(self) -> nn.Module | None:
-        """The module that gives the positions; None without any."""
+        """The module of the position embeddings, or None."""
         return next(module for module in self.modules() if isinstance(module, LinformerEmbeddings)).position_embeddings
 
 
 class LinformerModel(LinformerPreTrainedModel):
-    """Tokens to hidden states: an encoder; with `config.is_decoder` a causal decoder.
+    """Token ids to hidden states: an encoder, or with `config.is_decoder` a causal decoder.
 
-    >>> config = LinformerConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=1024)
+    >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> config = LinformerConfig(**sizes, max_position_embeddings=1024)
     >>> model = LinformerModel(config).eval()
     >>> model(input_ids=torch.arange(1, 1001)[None]).last_hidden_state.shape
     torch.Size([1, 1000, 64])
@@ -355,16 +333,18 @@ class LinformerModel(LinformerPreTrainedModel):
         super().__init__(config)
         if config.is_encoder_decoder:
             raise ValueError(
-                "this is the configuration of an encoder-decoder (is_encoder_decoder=True); load the whole with "
-                "AutoModelForSeq2SeqLM, its encoder is then model.get_encoder()"
+                "the configuration is that of an encoder-decoder (is_encoder_decoder=True); load the model with "
+                "AutoModelForSeq2SeqLM and get its encoder with model.get_encoder()"
             )
         self.embeddings = LinformerEmbeddings(config)
         layers = [LinformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
-        # what layers share has one owner, who hands it down
-        self.projection = shared_projection(layers[0].attention)
-        self.source_projection = shared_projection(layers[0].cross_attention) if config.add_cross_attention else None
+        # what the layers share belongs to the model, which passes it to them
+        self.projection = make_shared_projection(layers[0].attention)
+        self.source_projection = None
+        if config.add_cross_attention:
+            self.source_projection = make_shared_projection(layers[0].cross_attention)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -378,8 +358,8 @@ class LinformerModel(LinformerPreTrainedModel):
         positions = self.embeddings.position_embeddings
         if self.config.position_embedding == "learned" and not isinstance(positions, nn.Embedding):
             raise ValueError(
-                f"position_embeddings is a {type(positions).__name__}, which cannot be resized; resize before adapters are added, "
-                "or merge them first"
+                f"position_embeddings is a {type(positions).__name__}, which cannot be resized; resize before adding "
+                "adapters, or merge them first"
             )
         if isinstance(positions, nn.Embedding):
             weight = repeated_rows(positions.weight, length)
@@ -387,7 +367,7 @@ class LinformerModel(LinformerPreTrainedModel):
                 weight, freeze=not positions.weight.requires_grad
             )
         for module in self.modules():
-            if isinstance(module, LinformerSelfAttention | LinformerCrossAttention):
+            if isinstance(module, LinformerAttention):  # a causal one depends on the block length instead
                 module.resize(length)
         if self.projection is not None and not self.config.is_decoder:
             self.projection = self.projection.resized(length)
@@ -411,8 +391,8 @@ class LinformerModel(LinformerPreTrainedModel):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """(B, N) ids, or (B, N, C) `inputs_embeds`, to (B, N, C) hidden states.
 
-        `attention_mask` (B, N) is 1 at real tokens; padding may stand anywhere. A decoder that goes on from
-        `past_key_values` gets the mask of all tokens so far, and the new tokens only.
+        `attention_mask` (B, N) is 1 at real tokens; padding may be anywhere. With `past_key_values`, pass only the
+        new tokens, and the mask of all tokens so far.
         """
         words_BNC = self._words(input_ids, inputs_embeds)
         batch, length = words_BNC.shape[:2]
@@ -421,9 +401,9 @@ class LinformerModel(LinformerPreTrainedModel):
         self._check_length(seen + length)
         mask_BN = None
         if attention_mask is not None:
-            # what is read in pieces may begin with a piece of padding
-            shape, in_pieces = (batch, seen + length), past_key_values is not None
-            mask_BN = padding_mask("attention_mask", attention_mask, shape, words_BNC.device, allow_empty=in_pieces)
+            # a prompt that is processed in pieces may start with a piece of padding
+            shape, is_piece = (batch, seen + length), past_key_values is not None
+            mask_BN = padding_mask("attention_mask", attention_mask, shape, words_BNC.device, allow_empty=is_piece)
         if position_ids is None:
             position_ids = self._positions(mask_BN, seen, length, words_BNC.device)
         else:
@@ -440,14 +420,15 @@ class LinformerModel(LinformerPreTrainedModel):
             source_mask_BN = padding_mask("encoder_attention_mask", encoder_attention_mask, sizes, device)
         if (encoder_hidden_states is None) is self.config.add_cross_attention:
             raise ValueError(
-                f"encoder_hidden_states is {'missing' if encoder_hidden_states is None else 'given'} but add_cross_attention is "
-                f"{self.config.add_cross_attention}; a decoder over a source needs both, others neither"
+                f"encoder_hidden_states is {'missing' if encoder_hidden_states is None else 'given'} but "
+                f"add_cross_attention is {self.config.add_cross_attention}; a decoder with cross-attention needs "
+                "both, other models neither"
             )
 
         hidden_states = self.embeddings(words_BNC, position_ids, token_type_ids)
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         for layer in self.layers:
-            hidden_states = layer(
+            hidden_states, _, _ = layer(
                 hidden_states,
                 mask_BN,
                 self.projection,
@@ -464,7 +445,8 @@ class LinformerModel(LinformerPreTrainedModel):
     def _words(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(
-                f"{'neither' if input_ids is None else 'both'} of input_ids and inputs_embeds given; give exactly one of them"
+                f"{'neither' if input_ids is None else 'both'} of input_ids and inputs_embeds given; pass exactly one "
+                "of them"
             )
         if inputs_embeds is not None:
             check_embedded("inputs_embeds", inputs_embeds, self.config.hidden_size)
@@ -474,11 +456,11 @@ class LinformerModel(LinformerPreTrainedModel):
 
     def _past(self, past_key_values: LinformerCache | None, use_cache: bool | None) -> LinformerCache | None:
         if past_key_values is not None and not self.config.is_decoder:
-            raise ValueError("past_key_values given, but an encoder sees the whole input at once; leave them out")
+            raise ValueError("past_key_values given, but an encoder reads the whole input at once; leave it out")
         if past_key_values is not None and not isinstance(past_key_values, LinformerCache):
             raise TypeError(
-                f"past_key_values is a {type(past_key_values).__name__}; a Linformer keeps a LinformerCache: pass the one that "
-                "the model returned, LinformerCache(model.config), or None at first"
+                f"past_key_values is a {type(past_key_values).__name__}; it must be the LinformerCache that the model "
+                "returned, LinformerCache(model.config), or None at first"
             )
         if past_key_values is None and use_cache and self.config.is_decoder:
             return LinformerCache(self.config)
@@ -487,12 +469,12 @@ class LinformerModel(LinformerPreTrainedModel):
     def _check_length(self, length: int) -> None:
         limit = self.config.max_position_embeddings
         is_limited = self.config.position_embedding == "learned" or (
-            not self.config.is_decoder and self.config.projection in ("linear", "random")
+            not self.config.is_decoder and not Projection.kinds[self.config.projection].takes_any_length
         )
         if is_limited and length > limit:
             raise ValueError(
-                f"input has {length} tokens but max_position_embeddings is {limit}; truncate it, or extend the model with "
-                f"model.resize_position_embeddings({length})"
+                f"input has {length} tokens but max_position_embeddings is {limit}; truncate it, or extend the model "
+                f"with model.resize_position_embeddings({length})"
             )
 
     def _check_positions(self, position_ids: Tensor, batch: int, length: int, attention_mask: Tensor | None) -> None:
@@ -506,20 +488,20 @@ class LinformerModel(LinformerPreTrainedModel):
         )
         if attention_mask is None and can_read_values(position_ids) and bool((position_ids.diff(dim=1) < 0).any()):
             raise ValueError(
-                "position_ids begin again within an example, as if several texts were packed into it: they would see each other; "
-                "give each text a row of its own, padded, with an attention_mask"
+                "position_ids decrease within an example, as if several texts were packed into it, and they would "
+                "attend to each other; put each text into its own row, padded, with an attention_mask"
             )
 
     @staticmethod
     def _positions(mask_BN: Tensor | None, seen: int, length: int, device: torch.device) -> Tensor:
-        """A token's position is its rank among the real ones, so padding may stand anywhere."""
+        """The position of a token is its rank among the real tokens, so padding may be anywhere."""
         if mask_BN is None:
             return torch.arange(seen, seen + length, device=device)[None]
         return (mask_BN.long().cumsum(dim=1) - 1).clamp(min=0)[:, seen:]
 
 
 class LinformerHead(nn.Module):
-    """`norm(activation(X W + b))`: what BERT puts between its last layer and the words."""
+    """`norm(activation(X W + b))`: the transform that BERT has between its last layer and its output layer."""
 
     def __init__(self, config: LinformerConfig):
         super().__init__()
@@ -532,7 +514,7 @@ class LinformerHead(nn.Module):
 
 
 class LinformerForMaskedLM(LinformerPreTrainedModel):
-    """Fills masks: (B, N, V) logits.
+    """Masked language model: (B, N, V) logits.
 
     >>> config = LinformerConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
     >>> model = LinformerForMaskedLM(config)
@@ -546,10 +528,11 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
 
     def __init__(self, config: LinformerConfig):
         super().__init__(config)
-        self.loss_type = "ForMaskedLM"  # not by the name of the class, which subclasses change
+        self.loss_type = "ForMaskedLM"  # by default the name of the class, which subclasses change
         if config.is_decoder:
             raise ValueError(
-                "is_decoder=True: a masked LM has to see both sides; use LinformerForCausalLM, or is_decoder=False"
+                "is_decoder=True, but a masked LM needs both sides of a mask; use LinformerForCausalLM, or "
+                "is_decoder=False"
             )
         self.model = LinformerModel(config)
         self.head = LinformerHead(config)
@@ -574,10 +557,10 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         logits_to_keep: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """`labels` (B, N) are the words to predict, -100 where there is nothing to predict.
+        """`labels` (B, N) are the ids to predict, -100 at ignored tokens.
 
-        `logits_to_keep`: a mask (B, N) of S tokens; logits (S, V) and the loss of these only. With `labels != -100` the loss is
-        the same, and the largest product of a small model is done for the words to predict instead of all.
+        `logits_to_keep` is a (B, N) mask of S tokens; logits (S, V) and loss are computed for these only. With
+        `labels != -100` the loss is the same, and the output layer is computed only for the tokens to predict.
         """
         kwargs["use_cache"] = False
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
@@ -596,15 +579,16 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
 
 
 class LinformerForSequenceClassification(LinformerPreTrainedModel):
-    """A class, several classes, or a number for a whole text: (B, `num_labels`) logits.
+    """Classification or regression of whole texts: (B, `num_labels`) logits.
 
-    >>> config = LinformerConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_labels=3)
+    >>> sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> config = LinformerConfig(**sizes, num_labels=3)
     >>> model = LinformerForSequenceClassification(config)
     >>> model(torch.randint(1, 100, (2, 300)), labels=torch.tensor([0, 2])).logits.shape
     torch.Size([2, 3])
 
-    Integers (B,) as labels mean one class each, 0s and 1s (B, `num_labels`) several, and with `num_labels=1` it is a
-    regression; `config.problem_type` says so explicitly.
+    Labels (B,) of integers are classes; 0s and 1s (B, `num_labels`) are several classes for each text; `num_labels=1`
+    is a regression. `config.problem_type` sets it explicitly.
     """
 
     def __init__(self, config: LinformerConfig):
@@ -612,7 +596,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         self.loss_type = "ForSequenceClassification"
         if config.is_decoder and config.classifier_pooling == "first":
             raise ValueError(
-                "classifier_pooling='first': the first token of a causal decoder has seen nothing else; use 'mean'"
+                "classifier_pooling='first', but the first token of a causal decoder attends only to itself; use 'mean'"
             )
         self.model = LinformerModel(config)
         self.head = LinformerHead(config)
@@ -653,11 +637,11 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         if labels.numel() != logits.numel() or labels.shape[0] != logits.shape[0]:
             raise ValueError(
                 f"labels has shape {tuple(labels.shape)} but for problem_type={self.config.problem_type!r} it must be "
-                f"{tuple(logits.shape)}, a number for each of the {logits.shape[-1]} labels"
+                f"{tuple(logits.shape)}, one number for each of the {logits.shape[-1]} labels"
             )
         targets = labels.to(logits.dtype).reshape(logits.shape)
         loss = self.loss_function(labels=targets, pooled_logits=logits, config=self.config, **kwargs)
-        # the mean over all batches that a step accumulates, as transformers does for classes only
+        # the mean over all batches of an accumulated step; transformers does this for classes only
         items = kwargs.get("num_items_in_batch")
         return loss if items is None else loss * targets.numel() / items
 
@@ -676,9 +660,10 @@ def pooled(hidden_BNC: Tensor, attention_mask: Tensor | None, pooling: str) -> T
 
 
 class LinformerForTokenClassification(LinformerPreTrainedModel):
-    """A class for every token: (B, N, `num_labels`) logits.
+    """Classification of each token: (B, N, `num_labels`) logits.
 
-    >>> config = LinformerConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_labels=5)
+    >>> sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> config = LinformerConfig(**sizes, num_labels=5)
     >>> LinformerForTokenClassification(config)(torch.randint(1, 100, (2, 300))).logits.shape
     torch.Size([2, 300, 5])
     """
@@ -704,7 +689,7 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
-        """`labels` (B, N) are classes, -100 where there is none."""
+        """`labels` (B, N) are classes, -100 at ignored tokens."""
         kwargs["use_cache"] = False
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
@@ -718,7 +703,7 @@ class LinformerForTokenClassification(LinformerPreTrainedModel):
 
 
 class LinformerForQuestionAnswering(LinformerPreTrainedModel):
-    """Where in a text an answer starts and ends: two times (B, N) logits.
+    """Start and end of an answer within a text: (B, N) logits for each.
 
     >>> config = LinformerConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
     >>> LinformerForQuestionAnswering(config)(torch.randint(1, 100, (2, 300))).start_logits.shape
@@ -744,7 +729,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         end_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Positions (B,) of first and last token of the answer; those beyond the input, cut off with it, are ignored."""
+        """Positions (B,) of the first and last token of the answer; those beyond the (truncated) input are ignored."""
         kwargs["use_cache"] = False
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(dim=-1)
@@ -762,7 +747,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 
 
 class LinformerGenerationMixin(GenerationMixin):
-    """`generate`, with the cache of a Linformer."""
+    """`generate` with a `LinformerCache`."""
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
         if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
@@ -770,19 +755,21 @@ class LinformerGenerationMixin(GenerationMixin):
             return
         if generation_config.cache_implementation is not None:
             raise ValueError(
-                f"cache_implementation is {generation_config.cache_implementation!r}, but a Linformer keeps a LinformerCache; "
-                "leave it out"
+                f"cache_implementation is {generation_config.cache_implementation!r}, but a Linformer always uses a "
+                "LinformerCache; leave it out"
             )
         mask = model_kwargs.get("attention_mask")
         if mask is not None:
-            padding_mask("attention_mask", mask, mask.shape, mask.device)  # once, for prompts that are read in pieces
+            # here once, because prompts may be processed in pieces
+            padding_mask("attention_mask", mask, mask.shape, mask.device)
         model_kwargs["past_key_values"] = LinformerCache(self.config)
 
 
 class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
-    """Predicts the next token: (B, N, V) logits, and generates.
+    """Causal language model: (B, N, V) logits of the next token, and `generate`.
 
-    >>> config = LinformerConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, block_length=16)
+    >>> sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> config = LinformerConfig(**sizes, block_length=16)
     >>> model = LinformerForCausalLM(config).eval()
     >>> prompt = torch.randint(1, 100, (2, 40))
     >>> model.generate(prompt, max_new_tokens=5, do_sample=False).shape
@@ -798,7 +785,7 @@ class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
         self.loss_type = "ForCausalLM"
         if config.add_cross_attention:
             raise ValueError(
-                "add_cross_attention=True: a causal LM has no source; use LinformerForConditionalGeneration"
+                "add_cross_attention=True, but a causal LM has no encoder; use LinformerForConditionalGeneration"
             )
         self.model = LinformerModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -824,12 +811,12 @@ class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """`labels` (B, N) are the inputs themselves, -100 where there is nothing to predict; they are shifted here.
+        """`labels` (B, N) are the input ids, -100 at ignored tokens; the model shifts them.
 
-        `logits_to_keep`: logits of the last so many tokens only, or of these indices; 0 for all.
+        `logits_to_keep` computes logits only for this many last tokens, or for these indices; 0 means all.
         """
         if use_cache is None and labels is not None:
-            use_cache = False  # a cache nobody will use costs memory
+            use_cache = False  # an unused cache costs memory
         outputs = self.model(
             input_ids,
             attention_mask,

@@ -1,6 +1,6 @@
-"""The encoder-decoder: two stacks of `modeling_linformer.py`, joined by Linformer cross-attention.
+"""The encoder-decoder: two models of `modeling_linformer.py`, connected by Linformer cross-attention.
 
-Keys and values of cross-attention are projected once per source and kept: K rows per layer, whatever its length.
+Keys and values of cross-attention are projected once per source: K rows per layer, for a source of any length.
 """
 
 import copy
@@ -17,7 +17,7 @@ from .validation_linformer import check_classes, check_integers
 
 
 def stack_config(config: LinformerConfig, **changes: Any) -> LinformerConfig:
-    """The configuration of one of the two stacks."""
+    """The configuration of the encoder or of the decoder."""
     config = copy.deepcopy(config)
     for name, value in {"is_encoder_decoder": False, **changes}.items():
         setattr(config, name, value)
@@ -25,21 +25,22 @@ def stack_config(config: LinformerConfig, **changes: Any) -> LinformerConfig:
 
 
 class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGenerationMixin):
-    """Translates, summarises, denoises: a source to (B, N, V) logits of the target.
+    """Encoder-decoder for translation, summarization or denoising: (B, N, V) logits of the target.
 
     >>> import torch
-    >>> config = LinformerConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, bos_token_id=1)
+    >>> sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> config = LinformerConfig(**sizes, bos_token_id=1)
     >>> model = LinformerForConditionalGeneration(config).eval()
     >>> source, target = torch.randint(2, 100, (2, 300)), torch.randint(2, 100, (2, 20))
     >>> model(source, labels=target).logits.shape
     torch.Size([2, 20, 100])
-    >>> model.generate(source, max_new_tokens=5, do_sample=False).shape  # begins with decoder_start_token_id
+    >>> model.generate(source, max_new_tokens=5, do_sample=False).shape  # starts with decoder_start_token_id
     torch.Size([2, 6])
 
-    With one `projected_length` per encoder layer, cross-attention, which reads the last one's output, takes the last number.
+    If `projected_length` has one number per encoder layer, cross-attention uses the last.
     """
 
-    # tied, the words of source, target and output are one matrix; untied, they are three
+    # tied: one matrix for the embeddings of source and target and for the output layer; untied: three
     _tied_weights_keys = {  # noqa: RUF012
         "decoder.embeddings.word_embeddings.weight": "encoder.embeddings.word_embeddings.weight",
         "lm_head.weight": "encoder.embeddings.word_embeddings.weight",
@@ -51,7 +52,7 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         if config.decoder_start_token_id is None:
             config.decoder_start_token_id = config.pad_token_id if config.bos_token_id is None else config.bos_token_id
         super().__init__(config)
-        self.loss_type = "ForMaskedLM"  # labels are compared as they are: the decoder's inputs are shifted instead
+        self.loss_type = "ForMaskedLM"  # without shifting the labels: the decoder's inputs are shifted
         self.encoder = LinformerModel(stack_config(config, is_decoder=False, add_cross_attention=False))
         self.decoder = LinformerModel(
             stack_config(
@@ -79,7 +80,7 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         self.lm_head = new_embeddings
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """As always, for source and target."""
+        """Resize the embeddings of encoder and decoder, and the output layer."""
         resized = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
         if not self.config.tie_word_embeddings:
             self.decoder.resize_token_embeddings(resized.num_embeddings)
@@ -105,11 +106,11 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """`labels` (B, T) is the target, -100 where there is nothing to predict; from it the decoder's inputs are made.
+        """`labels` (B, T) is the target, -100 at ignored tokens; by default, the decoder's inputs are made from it.
 
-        `encoder_outputs`, as the encoder gave them, spare encoding the source again.
+        `encoder_outputs`, returned by an earlier call, skip the encoder.
         """
-        # the stacks have configurations of their own, but one says what is wanted
+        # encoder and decoder have their own configurations, but this one decides which outputs to return
         kwargs.setdefault("output_attentions", self.config.output_attentions)
         kwargs.setdefault("output_hidden_states", self.config.output_hidden_states)
         if use_cache is None:
@@ -120,7 +121,7 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
-                "nothing to decode: give labels, decoder_input_ids or decoder_inputs_embeds, or call generate"
+                "the decoder has no input: pass labels, decoder_input_ids or decoder_inputs_embeds, or call generate"
             )
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -158,7 +159,7 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         )
 
     def _check_labels(self, labels: Tensor) -> None:
-        """Before they become the decoder's inputs, and an error about those would mislead."""
+        """Check labels before they become the decoder's inputs, where an error would name the wrong argument."""
         check_integers("labels", labels, "(batch, length)")
         if labels.dim() != 2:
             raise ValueError(f"labels has shape {tuple(labels.shape)}; it must be (batch, length)")
@@ -167,13 +168,13 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """The target, shifted right behind `decoder_start_token_id`; where nothing is to be predicted stands padding."""
+        """The target shifted right, after `decoder_start_token_id`; ignored tokens become padding."""
         self._check_labels(labels)
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
             raise ValueError(
-                f"decoder_start_token_id is {start} and pad_token_id is {padding}; set both in the configuration, or pass "
-                "decoder_input_ids"
+                f"decoder_start_token_id is {start} and pad_token_id is {padding}; set both in the configuration, or "
+                "pass decoder_input_ids"
             )
         shifted = labels.roll(1, dims=1).masked_fill(labels.roll(1, dims=1) == -100, padding)
         shifted[:, 0] = start

@@ -1,25 +1,28 @@
-"""Checks of options: plain values, not tensors, so that nothing here needs PyTorch. Each error names the value, what is
-allowed and what to do."""
+"""Checks of options, and the facts about projections that they need. Nothing here imports PyTorch.
+
+Each error names the value, what is allowed and the remedy.
+"""
 
 import difflib
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-PROJECTIONS = ("linear", "dynamic", "conv", "mean", "max", "random", "none")
 SHARINGS = ("none", "headwise", "kv", "layerwise")
 
 
 def checked_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let `function` refuse a keyword it does not take with an error that lists those it does, and the nearest of them.
+    """Make `function` raise a helpful error for unknown keywords, and pass all numbers to it as Python numbers.
 
-    Numbers of other kinds reach it as Python's: NumPy's would overflow in a product, or stop a compiler.
+    NumPy integers could overflow in a product, and `torch.compile` cannot trace them.
     """
     allowed = [name for name in inspect.signature(function).parameters if name != "self"]
 
@@ -27,9 +30,9 @@ def checked_options(function: Callable[Parameters, Result]) -> Callable[Paramete
     def checked(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
         for name in options:
             if name not in allowed:
+                owner = function.__qualname__.removesuffix(".__init__")
                 raise TypeError(
-                    f"{function.__qualname__.removesuffix('.__init__')} has no option {name!r}; it takes {', '.join(allowed)}"
-                    f"{nearest_of(name, allowed)}"
+                    f"{owner} has no option {name!r}; it takes {', '.join(allowed)}{nearest_of(name, allowed)}"
                 )
         plain_options = {name: plain_number(value) for name, value in options.items()}
         return function(*map(plain_number, args), **plain_options)
@@ -38,46 +41,52 @@ def checked_options(function: Callable[Parameters, Result]) -> Callable[Paramete
 
 
 def plain_number(value: Any) -> Any:
-    """A number of whatever kind as int or float; anything else as it is."""
+    """A number of any type as int or float; anything else unchanged."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def nearest_of(value: Any, allowed: list[str], cutoff: float = 0.6) -> str:
-    """A hint at the one of `allowed` that comes close to `value`; empty if none does."""
+    """`"; did you mean 'x'?"` with the closest of the allowed names; empty if none is close."""
     nearest = difflib.get_close_matches(str(value), allowed, n=1, cutoff=cutoff)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is one, and finite; True and False are none."""
+def list_names(names: Iterable[str]) -> str:
+    """`"'linear', 'dynamic' or 'conv'"`."""
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether `value` is a finite real number; booleans are not numbers."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def positive_integer(name: str, value: Any) -> int:
-    """`value` as an int if it is an integer, of whatever kind, of at least 1."""
+    """`value` as an int; raises unless it is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} is {value!r}; it must be an integer of at least 1")
     return int(value)
 
 
 def probability(name: str, value: Any) -> float:
-    """`value` as a float if it lies in [0, 1); NaN does not."""
+    """`value` as a float; raises unless it lies in [0, 1)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ValueError(f"{name} is {value!r}; it must be a number from 0 up to, but not including, 1")
     return float(value)
 
 
 def boolean(name: str, value: Any) -> bool:
-    """`value` itself if it is True or False."""
+    """`value`; raises unless it is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}; it must be True or False")
     return value
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
-    """`value` itself if it is one of `allowed`; otherwise an error that names the nearest of them."""
+    """`value`; raises, with the closest allowed name, unless it is one of `allowed`."""
     allowed = list(allowed)
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(
@@ -86,30 +95,89 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     return value
 
 
-def check_projection_options(
-    projection: str, max_length: int, projected_length: int, sharing: str, rescale: bool
-) -> None:
-    """Refuse unknown values, and combinations that mean nothing, with the reason."""
-    choice("projection", projection, PROJECTIONS)
-    choice("sharing", sharing, SHARINGS)
-    positive_integer("max_length", max_length)
-    positive_integer("projected_length", projected_length)
-    boolean("rescale", rescale)
-    if sharing == "none" and projection in ("mean", "max", "none"):
-        raise ValueError(
-            f"sharing='none' gives every head matrices of its own, but projection={projection!r} has no matrices; "
-            "use sharing='headwise', or a projection that has some: 'linear', 'dynamic', 'conv' or 'random'"
-        )
-    if rescale and projection in ("dynamic", "mean", "max", "none"):
-        raise ValueError(
-            f"rescale=True makes up for the rows of E that a short input flatten_keys unused, but projection={projection!r} "
-            "uses none of a fixed length; drop rescale, or use projection='linear', 'random' or 'conv'"
-        )
+class ProjectionFacts:
+    """Base of all projection classes, in PyTorch and Keras: registry, facts about each kind, checks of options.
+
+    `class LinearProjection(Projection, kind="linear")` registers the class in `Projection.kinds`. Facts are
+    attributes of the class; layers, models and commands read them instead of comparing names.
+    """
+
+    kinds: ClassVar[dict[str, type[Any]]]  # by name; one registry for each framework
+    kind: ClassVar[str]  # the value of the option `projection`
+
+    has_matrices: ClassVar[bool] = True  # E and F are tensors, and `sharing` decides how many there are
+    takes_any_length: ClassVar[bool] = True  # if not, inputs have at most `max_length` tokens
+    can_rescale: ClassVar[bool] = False  # `rescale` has a meaning
+    sized_by_max_length: ClassVar[bool] = False  # the shape of the weights depends on `max_length`
+    sized_by_width: ClassVar[bool] = False  # the shape of the weights depends on `embed_dim`
+    has_own_learning_rate: ClassVar[bool] = False  # the weights are trained with `training.projection_rate`
+    matrix_depends_on: ClassVar[Literal["length", "input"] | None] = None  # what E follows from; None: there is no E
+    why_no_matrix: ClassVar[str] = ""  # completes "it …" when there is no E
+
+    def __init_subclass__(cls, kind: str | None = None, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if kind is None:
+            return
+        registered = cls.kinds.get(kind)
+        # a cell of a notebook may define the same class again
+        if registered is not None and registered.__qualname__ != cls.__qualname__:
+            raise ValueError(f"kind {kind!r} is already registered by {registered.__qualname__}; choose another name")
+        cls.kind = kind
+        cls.kinds[kind] = cls
+
+    @classmethod
+    def kind_names(cls, fact: str | None = None) -> list[str]:
+        """The registered names: all, or those of which a fact is true."""
+        return [name for name, kind in cls.kinds.items() if fact is None or getattr(kind, fact)]
+
+    @classmethod
+    def check_options(
+        cls, projection: str, max_length: int, projected_length: int, sharing: str, rescale: bool
+    ) -> None:
+        """Raise for unknown values and for combinations without a meaning."""
+        kind = cls.kinds[choice("projection", projection, cls.kinds)]
+        choice("sharing", sharing, SHARINGS)
+        positive_integer("max_length", max_length)
+        positive_integer("projected_length", projected_length)
+        boolean("rescale", rescale)
+        if sharing == "none" and not kind.has_matrices:
+            raise ValueError(
+                f"sharing='none' gives each head its own matrices, but projection={projection!r} has no matrices; "
+                f"use sharing='headwise', or projection={list_names(cls.kind_names('has_matrices'))}"
+            )
+        if rescale and not kind.can_rescale:
+            raise ValueError(
+                "rescale=True makes up for the rows of E that a short input leaves unused, but "
+                f"projection={projection!r} has no rows of a fixed length; drop rescale, or use "
+                f"projection={list_names(cls.kind_names('can_rescale'))}"
+            )
+
+    @classmethod
+    def build_kind(cls, projection: str, options: dict[str, Any], **kwargs: Any) -> Self:
+        """An instance of the registered class, built with `kwargs` and those options that its constructor names."""
+        kind = cls.kinds[projection]
+        parameters = inspect.signature(kind.__init__).parameters
+        return kind(**{name: value for name, value in options.items() if name in parameters}, **kwargs)
+
+
+def matrix_count(sharing: str, num_kv_heads: int) -> int:
+    """How many matrices one projection holds: E and F for each key-value head, E and F, or one for both."""
+    return {"none": 2 * num_kv_heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
+
+
+def projection_names() -> tuple[str, ...]:
+    """Names of the PyTorch projections, for the command line.
+
+    They are read from the source: importing PyTorch takes seconds, too long for `--help` and shell completion.
+    """
+    source = Path(__file__).with_name("projection_linformer.py").read_text(encoding="utf-8")
+    return tuple(re.findall(r'^class \w+\(.*\bkind="(\w+)"\):', source, flags=re.MULTILINE))
 
 
 def check_local_width(width: int) -> None:
-    """Neighbours are as many on the left as on the right."""
+    """Raise unless the width of the local convolution is odd, or 0."""
     if type(width) is not int or width < 0 or (width and width % 2 == 0):
         raise ValueError(
-            f"local_width is {width!r}; it must be odd, as many neighbours on the left as on the right, or 0 for none"
+            f"local_width is {width!r}; it must be an odd number of tokens, so that the window is centered, or 0 for "
+            "none"
         )

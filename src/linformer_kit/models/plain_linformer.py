@@ -1,4 +1,4 @@
-"""The equation as the paper writes it: nothing reordered, fused or chunked. Tests and benchmarks compare with it.
+"""The equation as in the paper: nothing is reordered, fused or chunked. Tests and benchmarks compare with it.
 
 Shapes: B batch, L queries, N tokens that give the keys, K rows, S summary rows, M matrices, H heads, G key-value heads,
 D head size, C model size.
@@ -23,7 +23,7 @@ def plain_attention(
 ) -> Tensor:
     """`softmax(Q (Eᵀ X W_K)ᵀ / √D) (Fᵀ X W_V) W_O` with the weights of `layer`, without padding: (B, L, C).
 
-    `projection` is the one that the layers of a model share, if they share one.
+    `projection` is the shared projection of a layer with `sharing="layerwise"`.
 
     >>> layer, x = LinformerAttention(16, 2, max_length=8, projected_length=4), torch.randn(1, 8, 16)
     >>> torch.allclose(plain_attention(layer, x), layer(x), atol=1e-5)
@@ -50,7 +50,7 @@ def plain_causal_attention(
     """
     projection, length = projection or layer.projection, x_BNC.shape[1]
     assert projection is not None
-    # without a projection, one block that never ends: every earlier token is visible
+    # without a projection, one block that is never finished: each earlier token is visible
     block = length + 1 if isinstance(projection, NoProjection) else layer.block_length
     tokens_BMNC = x_BNC[:, None].expand(-1, projection.matrices, -1, -1)
     summaries = [projection(x_BNC[:, end - block : end]).rows_BMKC for end in range(block, length + 1, block)]

@@ -1,41 +1,42 @@
-"""What E and F are: one class per projection.
+"""The projections E and F, one class for each kind.
 
-A projection turns the N tokens of an example into K rows, along the sequence. Some are matrices that can also be
-applied to keys and values ("dense": linear, random, dynamic), the others pool the tokens themselves (conv, mean, max).
+A projection turns the N tokens of an example into K rows, along the sequence. Dense projections (linear, random,
+dynamic) are matrices, which can be applied to tokens or to their keys and values. The others (conv, mean, max) pool
+the tokens.
 
-Shapes: B batch, N length, K projected length, M matrices, W window, G key-value heads, C model size.
-Padding never arrives here as a mask: the real tokens of every example come first (`real_tokens_first`), zeros after them,
-and `lengths_B` says how many there are (None: all N are real).
+Shapes: B batch, N length, K projected length, M matrices, W window, G key-value heads, C model size. There are no
+masks here: the real tokens of each example come first (`real_tokens_first`), then zeros. `lengths_B` is the number of
+real tokens; None means that all N are real.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .options_linformer import check_projection_options, checked_options, positive_integer
+from .options_linformer import ProjectionFacts, checked_options, list_names, matrix_count, positive_integer
 
 
 class Projected(NamedTuple):
-    """The K rows that stand for the N tokens."""
+    """The K rows that represent the N tokens."""
 
     rows_BMKC: Tensor
-    present_BK: Tensor | None  # False at rows that stand for no real token; None when all take part in the softmax
+    present_BK: Tensor | None  # False at rows without a real token, which the softmax skips; None: no such rows
 
 
 class Matrices(NamedTuple):
-    """E and F themselves."""
+    """E and F."""
 
-    E: Tensor  # (N, M, K), or (B, N, M, K) where they depend on the input
-    scale: Tensor | None  # (M, K) or (B, M, K), what `rescale` multiplies the columns by; float32 or wider
+    E: Tensor  # (N, M, K), or (B, N, M, K) if they depend on the input
+    scale: Tensor | None  # (M, K) or (B, M, K): the factors of `rescale` for the columns; float32 or wider
 
 
 def real_tokens_first(x_BNC: Tensor, mask_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Move the real tokens of every example to the front, in order, and zeros behind them.
+    """Move the real tokens of each example to the front, in order, followed by zeros.
 
-    A token's place is its rank among the real ones, so padding on the left, on the right or in between all give what the
-    example gives alone. Returns the tokens, how many are real (B,), and the place each was moved to (B, N).
+    The position of a token becomes its rank among the real tokens, so padding on either side or in between does not
+    change the result. Returns the tokens, the number of real ones (B,), and the new position of each token (B, N).
     """
     lengths_B, rank_BN = mask_BN.sum(dim=1), mask_BN.cumsum(dim=1)
     behind_BN = lengths_B[:, None] + torch.arange(x_BNC.shape[1], device=x_BNC.device) - rank_BN
@@ -46,14 +47,14 @@ def real_tokens_first(x_BNC: Tensor, mask_BN: Tensor) -> tuple[Tensor, Tensor, T
     return torch.empty_like(real_BNC).index_put_((batch_B1, place_BN), real_BNC), lengths_B, place_BN
 
 
-def is_number(size: int) -> bool:
-    """False while a graph is exported for many lengths: then sizes are symbols, and it must not depend on what they stand for."""
+def is_static(size: int) -> bool:
+    """Whether a size is a plain number, and not a symbol as in an export with dynamic shapes."""
     return isinstance(size, int)
 
 
 def windows(length: int, window: int) -> int:
-    """How many windows hold `length` tokens; in exported graphs, where no dimension may turn out to be 1, some to spare."""
-    return -(-length // window) if is_number(length) else length // window + 2
+    """The number of windows for `length` tokens; up to two more if it is symbolic, where no dimension may become 1."""
+    return -(-length // window) if is_static(length) else length // window + 2
 
 
 def real_positions(length: int, lengths_B: Tensor) -> Tensor:
@@ -62,43 +63,50 @@ def real_positions(length: int, lengths_B: Tensor) -> Tensor:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in a precision in which squares and long sums neither vanish nor overflow."""
+    """`x` in float32 or wider, where squares and long sums neither vanish nor overflow."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def root_of_ratio(whole: Tensor, part: Tensor) -> Tensor:
-    """√(whole / part), and 1 where the part is zero: what is scaled by it is zero too, and its gradient stays finite."""
+    """√(whole / part), and 1 where the part is zero, which keeps the gradient finite."""
     some = part > 0
-    return torch.where(some, whole, 1).sqrt() / torch.where(some, part, 1).sqrt()  # the ratio itself may be too large
+    return torch.where(some, whole, 1).sqrt() / torch.where(some, part, 1).sqrt()  # the ratio itself may overflow
 
 
 def repeated_rows(rows: Tensor, count: int) -> Tensor:
-    """The first `count` rows, beginning again from the first when there are no more."""
+    """The first `count` rows; past the end, they repeat from the first."""
     return rows.detach()[torch.arange(count, device=rows.device) % rows.shape[0]]
 
 
 def scaled(rows: Tensor, scale: Tensor) -> Tensor:
-    """`rows · scale` in the dtype of the rows, but multiplied in that of the scale: float16 may not hold it."""
+    """`rows · scale`, computed in the dtype of the scale, which float16 may not hold, and cast to that of the rows."""
     return (rows * scale).to(rows.dtype)
 
 
-class Projection(nn.Module):
-    """The interface of all projections; also what a model owns and hands down under `sharing="layerwise"`."""
+class Projection(ProjectionFacts, nn.Module):
+    """The interface of all projections.
 
-    matrices: int = 1  # 1: E = F; 2: E and F; 2G: E and F per key-value head
+    A subclass registers itself with `class FirstTokens(Projection, kind="first")` and states its facts as class
+    attributes (see `ProjectionFacts`). The parameters of its constructor are named after the options they receive:
+    any of `embed_dim`, `max_length`, `projected_length`, `matrices` and `rescale`.
+    """
+
+    kinds: ClassVar[dict[str, type["Projection"]]] = {}
+    matrices: int = 1  # 1: E = F; 2: E and F; 2G: E and F for each key-value head
     max_length: int | None = None  # None: any length
-    made_with: dict[str, Any] | None = None  # the options of `make_projection`; None for one that was built otherwise
+    options: dict[str, Any] | None = None  # those of `make_projection`, if it built this projection
 
     def check_length(self, length: int) -> None:
-        """Refuse more tokens than there are rows in E."""
+        """Raise if there are more tokens than E has rows."""
         if self.max_length is not None and length > self.max_length:
+            others = [name for name in self.kind_names("takes_any_length") if name != NoProjection.kind]
             raise ValueError(
                 f"input has {length} tokens but max_length is {self.max_length}; truncate it, "
-                "or use projection='dynamic', 'conv', 'mean' or 'max', which take any length"
+                f"or use projection={list_names(others)}, which take any length"
             )
 
     def rows(self, length: int) -> int:
-        """How many rows `length` tokens become."""
+        """The number of rows for `length` tokens."""
         raise NotImplementedError
 
     def multiply_adds_per_channel(self, length: int) -> int:
@@ -109,20 +117,23 @@ class Projection(nn.Module):
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
 
+    def key_matrix(self, x_1NC: Tensor) -> Tensor:
+        """E for the keys of one example, (N, G, K); for kinds whose `matrix_depends_on` is "length", only N matters."""
+        raise NotImplementedError
+
     def reset_parameters(self) -> None:
-        """Fresh numbers, in place."""
+        """Initialize the weights, in place."""
 
     def resized(self, max_length: int) -> "Projection":
-        """The same projection for inputs of up to `max_length` tokens.
+        """A copy of this projection for inputs of up to `max_length` tokens.
 
-        E loses its last rows, or grows by repeating its rows from the first: inputs of the old length keep their keys and
-        values, unless `rescale` measures them by the longer columns. Windows of `conv` are stretched or shrunk, their means
-        kept. What takes any length stays as it is.
+        E loses its last rows, or grows by repeating its rows from the first, so inputs of the old length keep their
+        keys and values (`rescale` changes them slightly: it compares with the longer columns). The taps of `conv` are
+        interpolated to the new window, with the same sum. Other projections do not depend on `max_length`.
         """
-        assert self.made_with is not None
-        built = make_projection(
-            **{**self.made_with, "num_kv_heads": max(1, self.matrices // 2), "max_length": max_length}
-        )
+        assert self.options is not None
+        options = {**self.options, "num_kv_heads": max(1, self.matrices // 2), "max_length": max_length}
+        built = make_projection(**options)
         for old, new in zip(self.tensors(), built.tensors(), strict=True):
             with torch.no_grad():
                 new.data = self.stretched(old, max_length).to(device=old.device, dtype=old.dtype)
@@ -134,15 +145,15 @@ class Projection(nn.Module):
         return [*self.parameters(), *self.buffers()]
 
     def stretched(self, weight: Tensor, max_length: int) -> Tensor:
-        """A parameter as it is after `resized`."""
+        """A weight of this projection, converted for `resized`."""
         return weight.detach().clone()
 
     def of_keys(self) -> slice:
-        """Which of the M matrices are E."""
+        """The matrices, out of M, that are E."""
         return slice(0, max(1, self.matrices // 2))
 
     def of_values(self) -> slice:
-        """Which of the M matrices are F: the other half, or the same one."""
+        """The matrices that are F: the second half of M, or the only one."""
         return slice(self.matrices // 2, None)
 
 
@@ -161,23 +172,33 @@ class DenseProjection(Projection):
         return self.matrices * length * self.projected_length + self.own_multiply_adds_per_channel(length)
 
     def own_multiply_adds_per_channel(self, length: int) -> int:
-        """What computing E itself adds, in every order of the products."""
+        """The part of it that computes E from the input; it does not depend on the order of the products."""
         return 0
 
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
         """E and F for these tokens."""
         raise NotImplementedError
 
+    def key_matrix(self, x_1NC: Tensor) -> Tensor:
+        E = self.matrices_for(x_1NC).E
+        return (E if E.dim() == 3 else E[0])[:, self.of_keys()]
+
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         E, scale = self.matrices_for(x_BNC, lengths_B)
-        # E and F side by side, so that X is read once; bmm, because matmul would copy X to fold the batch into it
+        # E and F in one product, so that X is read once; bmm, because matmul would copy X to fold the batch into it
         E_BFN = E.flatten(-2).transpose(-1, -2).expand(x_BNC.shape[0], -1, -1)
         rows_BMKC = torch.bmm(E_BFN, x_BNC).unflatten(1, (self.matrices, self.projected_length))
         return Projected(rows_BMKC if scale is None else scaled(rows_BMKC, scale[..., None]), None)
 
 
-class LinearProjection(DenseProjection):
+class LinearProjection(DenseProjection, kind="linear"):
     """A learned `max_length × K` matrix; shorter inputs use its first N rows."""
+
+    takes_any_length = False
+    can_rescale = True
+    sized_by_max_length = True
+    has_own_learning_rate = True
+    matrix_depends_on = "length"
 
     weight: Tensor
 
@@ -192,10 +213,10 @@ class LinearProjection(DenseProjection):
         self.weight = nn.Parameter(weight)
 
     def reset_parameters(self) -> None:
-        """Segment means plus a little noise: row j starts as the mean of the j-th of K segments.
+        """Segment means plus noise: row j starts as the mean of the j-th of K segments.
 
-        From pure noise a model first has to find out which tokens a row stands for; from means it starts with a blurred
-        picture of the whole sequence. The noise, a tenth of the signal, tells the matrices apart.
+        With pure noise, a model first has to learn which tokens each row represents. With means, the rows summarize
+        the whole sequence from the start. The noise, a tenth of the signal, breaks the symmetry between matrices.
         """
         length, _, projected_length = self.weight.shape
         column_N = torch.arange(length, device=self.weight.device) * projected_length // length
@@ -214,7 +235,7 @@ class LinearProjection(DenseProjection):
         return Matrices(self.weight[:length], self._column_scale(length, lengths_B) if self.rescale else None)
 
     def _column_scale(self, length: int, lengths_B: Tensor | None) -> Tensor:
-        """‖E[:, j]‖ / ‖E[real rows, j]‖: keys of short inputs are as long as those of full ones."""
+        """‖E[:, j]‖ / ‖E[real rows, j]‖: gives the keys of short inputs the norm of those of full inputs."""
         squares_NMK = at_least_float32(self.weight).square()
         if lengths_B is None:
             real = squares_NMK[:length].sum(dim=0)
@@ -227,8 +248,10 @@ class LinearProjection(DenseProjection):
         return f"{sizes}, matrices={self.matrices}, rescale={self.rescale}"
 
 
-class RandomProjection(LinearProjection):
-    """A fixed Gaussian matrix N(0, 1/K), the R of the paper's Theorem 1; a buffer, so it is saved with the model."""
+class RandomProjection(LinearProjection, kind="random"):
+    """A fixed Gaussian matrix N(0, 1/K), R in the paper's Theorem 1: a buffer, saved with the model but not trained."""
+
+    has_own_learning_rate = False
 
     def _register(self, weight: Tensor) -> None:
         self.register_buffer("weight", weight)
@@ -238,8 +261,11 @@ class RandomProjection(LinearProjection):
             self.weight.normal_(std=1 / math.sqrt(self.projected_length))
 
 
-class DynamicProjection(DenseProjection):
+class DynamicProjection(DenseProjection, kind="dynamic"):
     """E computed from the input: the softmax over positions of `X W_p` (Transformer-LS)."""
+
+    sized_by_width = True
+    matrix_depends_on = "input"
 
     def __init__(self, embed_dim: int, projected_length: int, matrices: int):
         super().__init__(projected_length, matrices)
@@ -247,7 +273,7 @@ class DynamicProjection(DenseProjection):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        # logits of variance 1 for normalised tokens, so that the K rows start as different averages
+        # logits of variance 1 for normalized tokens, so that the K rows start as different averages
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[0]))
 
     def own_multiply_adds_per_channel(self, length: int) -> int:
@@ -256,7 +282,7 @@ class DynamicProjection(DenseProjection):
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
         logits_BNF = x_BNC @ self.weight.flatten(1)
         if lengths_B is not None:
-            # an example without real tokens keeps its first, a zero, so that the softmax has something to sum to 1
+            # an example without real tokens keeps its first token, a zero: an empty softmax would be nan
             behind_BN = ~real_positions(x_BNC.shape[1], lengths_B.clamp(min=1))
             logits_BNF = logits_BNF.masked_fill(behind_BN[..., None], -torch.inf)
         E_BNMK = logits_BNF.softmax(dim=1).unflatten(-1, (self.matrices, self.projected_length))
@@ -266,12 +292,17 @@ class DynamicProjection(DenseProjection):
         return f"embed_dim={self.weight.shape[0]}, projected_length={self.projected_length}, matrices={self.matrices}"
 
 
-class ConvProjection(Projection):
-    """A convolution along the sequence, each channel with its own taps, kernel = stride = max_length / K, rounded up.
+class ConvProjection(Projection, kind="conv"):
+    """A depthwise convolution along the sequence with kernel = stride = max_length / K, rounded up.
 
-    The kernel is fixed when the layer is built. Because it is rounded up there may be fewer than K rows; a short input has
-    fewer, and one beyond `max_length` perhaps more.
+    The kernel size is fixed when the layer is built. Since it is rounded up, there may be fewer than K rows. Inputs
+    shorter than `max_length` have fewer rows, longer ones may have more.
     """
+
+    can_rescale = True
+    sized_by_max_length = True
+    sized_by_width = True
+    why_no_matrix = "has its own weights for each channel in windows"
 
     def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool = False):
         super().__init__()
@@ -282,13 +313,13 @@ class ConvProjection(Projection):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        # means plus a little noise, as in LinearProjection
+        # means plus noise, as in LinearProjection
         with torch.no_grad():
             self.weight.normal_(std=0.1 / self.window).add_(1 / self.window)
 
     def stretched(self, weight: Tensor, max_length: int) -> Tensor:
-        assert self.made_with is not None
-        window = -(-max_length // self.made_with["projected_length"])
+        assert self.options is not None
+        window = -(-max_length // self.options["projected_length"])
         taps_MCW = nn.functional.interpolate(
             weight.detach().transpose(1, 2), size=window, mode="linear", align_corners=False
         )
@@ -303,11 +334,11 @@ class ConvProjection(Projection):
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         length, rows = x_BNC.shape[1], self.rows(x_BNC.shape[1])
         padded_BNC = nn.functional.pad(x_BNC, (0, 0, 0, rows * self.window - length))
-        if is_number(length):
+        if is_static(length):
             windows_BKWC = padded_BNC.unflatten(1, (rows, self.window))
-        else:  # the same view, slower to differentiate, but an exporter can tell that it exists
+        else:  # the same view; its gradient is slower, but the exporter can prove that the shape is valid
             windows_BKWC = padded_BNC.unfold(1, self.window, self.window).movedim(-1, 2)
-        # one pass over X for each matrix: an einsum would make of it C small products, many times slower
+        # one pass over X for each matrix: einsum would compute C small products, which is many times slower
         rows_BMKC = torch.stack([(windows_BKWC * taps_WC).sum(dim=2) for taps_WC in self.weight], dim=1)
         row_K1, tap_W = torch.arange(rows, device=x_BNC.device)[:, None], torch.arange(self.window, device=x_BNC.device)
         position_KW = row_K1 * self.window + tap_W
@@ -323,7 +354,7 @@ class ConvProjection(Projection):
     def _column_scale(self, is_real_BKW: Tensor) -> Tensor:
         """‖taps‖ / ‖taps of real tokens‖, per window and channel: (B, M, K, C)."""
         squares_MWC = at_least_float32(self.weight).square()
-        real_BK = is_real_BKW.sum(dim=-1).clamp(min=1)  # they come first in every window
+        real_BK = is_real_BKW.sum(dim=-1).clamp(min=1)  # real tokens come first in every window
         real_BMKC = squares_MWC.cumsum(dim=1)[:, real_BK - 1].transpose(0, 1)
         return root_of_ratio(squares_MWC.sum(dim=1)[:, None], real_BMKC)
 
@@ -334,23 +365,25 @@ class ConvProjection(Projection):
 
 
 class PoolingProjection(Projection):
-    """The real tokens of each example, however many, cut into K windows whose sizes differ by at most one.
+    """Pools the real tokens of each example in K windows, whose sizes differ by at most one.
 
-    With no more tokens than K each has a window of its own, and the layer is ordinary attention.
+    With at most K tokens, each is a window, and the layer computes full attention.
     """
+
+    has_matrices = False
 
     def __init__(self, projected_length: int):
         super().__init__()
         self.projected_length = projected_length
 
     def rows(self, length: int) -> int:
-        return min(self.projected_length, length) if is_number(length) else self.projected_length
+        return min(self.projected_length, length) if is_static(length) else self.projected_length
 
     def multiply_adds_per_channel(self, length: int) -> int:
         return length
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
-        """(B, K, W, C) windows to (B, K, C) rows; `is_real_BKW1` is None when every place is taken."""
+        """(B, K, W, C) windows to (B, K, C) rows; `is_real_BKW1` is None if all tokens are real."""
         raise NotImplementedError
 
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
@@ -377,8 +410,14 @@ class PoolingProjection(Projection):
         return f"projected_length={self.projected_length}"
 
 
-class MeanProjection(PoolingProjection):
+class MeanProjection(PoolingProjection, kind="mean"):
     """The mean of each window."""
+
+    matrix_depends_on = "length"
+
+    def key_matrix(self, x_1NC: Tensor) -> Tensor:
+        identity_1NN = torch.eye(x_1NC.shape[1], device=x_1NC.device)[None]
+        return self(identity_1NN).rows_BMKC[0].permute(2, 0, 1)
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
         if is_real_BKW1 is None:
@@ -387,8 +426,10 @@ class MeanProjection(PoolingProjection):
         return (sums_BKC / is_real_BKW1.sum(dim=2).clamp(min=1)).to(windows_BKWC.dtype)
 
 
-class MaxProjection(PoolingProjection):
+class MaxProjection(PoolingProjection, kind="max"):
     """The largest value of each channel in each window."""
+
+    why_no_matrix = "takes the largest value of each channel in windows"
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
         if is_real_BKW1 is None:
@@ -398,8 +439,11 @@ class MaxProjection(PoolingProjection):
         return largest_BKC.masked_fill(~is_real_BKW1.any(dim=2), 0)
 
 
-class NoProjection(Projection):
-    """Every token is its own row: ordinary softmax attention through the same code, the baseline of every comparison."""
+class NoProjection(Projection, kind="none"):
+    """Each token is its own row: full attention, computed by the same code; the baseline of all comparisons."""
+
+    has_matrices = False
+    why_no_matrix = "has full attention"
 
     def rows(self, length: int) -> int:
         return length
@@ -422,38 +466,21 @@ def make_projection(
     num_kv_heads: int = 1,
     rescale: bool = False,
 ) -> Projection:
-    """Build the projection of one layer, or, with `sharing="layerwise"`, the one that a model owns and hands to its layers.
+    """Build the projection of one layer, or with `sharing="layerwise"` the one that all layers of a model share.
 
     >>> shared = make_projection("linear", embed_dim=64, max_length=1024, projected_length=32, sharing="layerwise")
     >>> shared(torch.zeros(2, 1000, 64)).rows_BMKC.shape
     torch.Size([2, 1, 32, 64])
     """
-    check_projection_options(projection, max_length, projected_length, sharing, rescale)
+    Projection.check_options(projection, max_length, projected_length, sharing, rescale)
     positive_integer("embed_dim", embed_dim)
     positive_integer("num_kv_heads", num_kv_heads)
-    matrices = {"none": 2 * num_kv_heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
-    built: Projection
-    match projection:
-        case "linear":
-            built = LinearProjection(max_length, projected_length, matrices, rescale)
-        case "random":
-            built = RandomProjection(max_length, projected_length, matrices, rescale)
-        case "dynamic":
-            built = DynamicProjection(embed_dim, projected_length, matrices)
-        case "conv":
-            built = ConvProjection(embed_dim, max_length, projected_length, matrices, rescale)
-        case "mean":
-            built = MeanProjection(projected_length)
-        case "max":
-            built = MaxProjection(projected_length)
-        case _:
-            built = NoProjection()
-    built.made_with = {
-        "projection": projection,
+    options = {
         "embed_dim": embed_dim,
         "max_length": max_length,
         "projected_length": projected_length,
-        "sharing": sharing,
         "rescale": rescale,
     }
+    built = Projection.build_kind(projection, {**options, "matrices": matrix_count(sharing, num_kv_heads)})
+    built.options = {"projection": projection, "sharing": sharing, **options}
     return built
