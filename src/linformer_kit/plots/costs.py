@@ -121,15 +121,10 @@ def draw_panel(axes: "Axes", panel: Panel, looks: Mapping[Line, Look]) -> None:
     style.cost_lines(axes, panel.title, named, look_of_name, panel.unit)
     # inches from the corner: below the axis label, whatever the height of the panel
     below = axes.transAxes + ScaledTranslation(-0.75, -0.5, axes.figure.dpi_scale_trans)
-    spacing: dict[str, Any] = {
-        "handlelength": 2.4,
-        "columnspacing": 0.8,
-        "handletextpad": 0.5,
-        "borderpad": 0,
-        "labelspacing": 0.3,
-    }
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
-    axes.legend(*axes.get_legend_handles_labels(), ncols=2, frameon=False, fontsize=8, **place, **spacing)
+    options: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below, "borderpad": 0}
+    options |= {"handlelength": 2.4, "columnspacing": 0.8, "handletextpad": 0.5, "labelspacing": 0.3}
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles, labels, ncols=2, frameon=False, fontsize=8, **options)
 
 
 def growth(points: Points) -> str:

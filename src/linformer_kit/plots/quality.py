@@ -29,7 +29,7 @@ class Seeds:
         return [[self.mean - min(self.values)], [max(self.values) - self.mean]]
 
 
-# for each name, the seeds at each K or sharing; the key None stands for a reference such as full attention
+# for each name, the seeds at each K or sharing; the key None is a reference such as full attention
 Series = Mapping[str, Mapping[Any, Seeds]]
 
 
