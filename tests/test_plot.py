@@ -192,26 +192,46 @@ def test_the_footnote_says_if_machines_or_versions_differ(tmp_path, column, said
     assert found.count("different") == 1
 
 
-def test_older_tables_lack_columns_and_name_full_attention_differently():
-    rows = [row("linformer-kit-none", length, "") for length in LENGTHS[:2]]
+def as_text(rows):
+    return [{name: str(value) for name, value in each.items()} for each in rows]
+
+
+def test_columns_that_an_older_table_lacks_are_empty():
+    rows = [row("full-attention", length, "") for length in LENGTHS[:2]]
     for each in rows:
         del each["target_length"]
-    figure = draw_costs({"old.csv": [{name: str(value) for name, value in each.items()} for each in rows]})
+    figure = draw_costs({"old.csv": as_text(rows)})
     assert list(drawn(panel(figure, "layer, forward: time"))) == ["full-attention"]
 
 
-def test_backends_have_panels_of_their_own_and_new_subjects_follow_the_known_ones():
+def test_backends_have_their_own_panels_and_unknown_subjects_come_last_in_order_of_appearance():
     rows = [
         row(length=length, batch="", backend=backend, subject=subject)
-        for subject, backend in (("trainer", ""), ("preparation", ""), ("layer", "torch"), ("layer", "jax"))
+        for subject, backend in (("second", ""), ("first", ""), ("layer", "torch"), ("layer", "keras-jax"))
         for length in LENGTHS[:2]
     ]
-    figure = draw_costs({"new.csv": [{name: str(value) for name, value in each.items()} for each in rows]})
+    figure = draw_costs({"new.csv": as_text(rows)})
     titles = [axes.get_title(loc="left") for axes in figure.axes if "time" in axes.get_title(loc="left")]
     assert titles == [
-        *("layer, forward, jax: time", "layer, forward, torch: time"),
-        *("trainer, forward: time", "preparation, forward: time"),
+        *("layer, forward, keras-jax: time", "layer, forward, torch: time"),
+        *("second, forward: time", "first, forward: time"),
     ]
+
+
+def test_variants_and_blocks_have_their_own_lines_next_to_full_attention():
+    lines = [
+        ("linformer-kit", {"projected_length": 64, "variant": "mean"}),
+        ("linformer-kit", {"projected_length": 64}),
+        ("linformer-kit", {"projected_length": 4, "block_length": 128}),
+        ("full-attention", {"projected_length": ""}),
+    ]
+    rows = [row(name, length, **others) for name, others in lines for length in LENGTHS[:2]]
+    axes = panel(draw_costs({"new.csv": as_text(rows)}), "layer, forward: time")
+    assert set(drawn(axes)) == {
+        *("linformer-kit, mean K=64", "linformer-kit K=64"),
+        *("linformer-kit 128→4", "full-attention"),
+    }
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 4
 
 
 # runs

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 OK = "ok"  # the status of what was measured
 FULL_ATTENTION = "full-attention"
-FORMER_NAMES = {"linformer-kit-none": FULL_ATTENTION}  # implementations in older tables
 # color and line style of an implementation; others take the rest of the cycle, in order of appearance
 COLORS = {
     "linformer-kit": (VERMILION, "-"),
     FULL_ATTENTION: (GREY, "-"),
+    "full-attention-eager": (GREY, ":"),
     "linformer": (BLUE, "-"),
     "linformer-pytorch": (GREEN, "-"),
     "bert": (BLACK, "-"),
@@ -37,19 +37,20 @@ COLORS = {
 OTHER_COLORS = tuple(
     (color, style) for style in ("-.", ":") for color in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GREY)
 )
+LEGEND_CHARACTERS = 32  # of a label, if the legend is to have two columns
 MIN_POINTS = 3  # for an exponent: two points always lie on a line
 # columns that are equal for all rows of a panel, with their labels
 SIZES = {
     **{"hidden_size": "hidden size", "num_heads": "heads", "num_layers": "layers", "sharing": "sharing"},
-    **{"target_length": "targets of", "block_length": "blocks of", "backend": "", "device": ""},
+    **{"target_length": "targets of", "backend": "", "device": ""},
 }
 MACHINE = ("cpu", "cores", "threads", "memory_gib", "system")
 VERSIONS = ("linformer-kit", "torch", "transformers", "python", "code")
-SUBJECTS = ("layer", "encoder", "encoder-decoder")
-STEPS = ("forward", "training", "generation")
+SUBJECTS = ("layer", "causal-layer", "encoder", "encoder-decoder", "causal-lm")
+STEPS = ("forward", "training", "generation", "reading", "decoding")
 COLUMNS = (
-    *("subject", "step", "implementation", "length", "projected_length", "batch", "status", "seconds_median"),
-    *("memory_status", "peak_mib", "package", "date", *SIZES, *MACHINE, *VERSIONS),
+    *("subject", "step", "implementation", "variant", "length", "projected_length", "block_length", "batch"),
+    *("status", "seconds_median", "memory_status", "peak_mib", "package", "date", *SIZES, *MACHINE, *VERSIONS),
 )
 
 Tables = Mapping[str, list[Row]]
@@ -59,11 +60,23 @@ class Line(NamedTuple):
     """What has its own line in a panel."""
 
     implementation: str
-    projected_length: int | None
+    variant: str = ""  # such as the projection
+    projected_length: int | None = None  # or the slots of a block
+    block_length: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.implementation} K={self.projected_length}" if self.projected_length else self.implementation
+        name = f"{self.implementation}, {self.variant}" if self.variant else self.implementation
+        if self.projected_length is None:
+            return name
+        if self.block_length is None:
+            return f"{name} K={self.projected_length}"
+        return f"{name} {self.block_length}→{self.projected_length}"
+
+    @property
+    def sizes(self) -> tuple[str, int, int]:
+        """What the marker shows."""
+        return self.variant, self.block_length or 0, self.projected_length or 0
 
 
 @dataclass(frozen=True)
@@ -74,13 +87,18 @@ class Panel:
     unit: str  # "time" or "memory"
     lines: dict[Line, Points]
 
+    @property
+    def labels(self) -> list[str]:
+        return [line.name + growth(points) for line, points in self.lines.items()]
+
+    @property
+    def legend_columns(self) -> int:
+        return 2 if max(map(len, self.labels)) <= LEGEND_CHARACTERS else 1
+
 
 def complete_rows(rows: Iterable[Row]) -> list[Row]:
-    """Rows with every column that is drawn, empty where an older table lacks it, and with today's names."""
-    complete: list[Row] = [{**dict.fromkeys(COLUMNS, ""), **row} for row in rows]
-    return [
-        row | {"implementation": FORMER_NAMES.get(row["implementation"], row["implementation"])} for row in complete
-    ]
+    """Rows with every column that is drawn; columns that an older table lacks are empty."""
+    return [{**dict.fromkeys(COLUMNS, ""), **row} for row in rows]
 
 
 def draw_costs(tables: Tables) -> "Figure":
@@ -93,7 +111,7 @@ def draw_costs(tables: Tables) -> "Figure":
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     # the legend is below each panel, where it hides no line
-    height = 3.3 + 0.16 * -(-max(len(panel.lines) for panel in panels) // 2)
+    height = 3.3 + 0.16 * max(-(-len(panel.lines) // panel.legend_columns) for panel in panels)
     figure, all_axes = style.new_figure(rows, columns, width=9.5 if columns == 2 else 6.0, height=height)
     for axes, panel in zip(all_axes, panels, strict=False):
         draw_panel(axes, panel, looks)
@@ -116,7 +134,7 @@ def explain_empty(tables: Tables) -> str:
 def draw_panel(axes: "Axes", panel: Panel, looks: Mapping[Line, Look]) -> None:
     from matplotlib.transforms import ScaledTranslation
 
-    named = {line.name + growth(points): points for line, points in panel.lines.items()}
+    named = dict(zip(panel.labels, panel.lines.values(), strict=True))
     look_of_name = {name: looks[line] for name, line in zip(named, panel.lines, strict=True)}
     style.cost_lines(axes, panel.title, named, look_of_name, panel.unit)
     # inches from the corner: below the axis label, whatever the height of the panel
@@ -124,7 +142,7 @@ def draw_panel(axes: "Axes", panel: Panel, looks: Mapping[Line, Look]) -> None:
     options: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below, "borderpad": 0}
     options |= {"handlelength": 2.4, "columnspacing": 0.8, "handletextpad": 0.5, "labelspacing": 0.3}
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles, labels, ncols=2, frameon=False, fontsize=8, **options)
+    axes.legend(handles, labels, ncols=panel.legend_columns, frameon=False, fontsize=8, **options)
 
 
 def growth(points: Points) -> str:
@@ -138,24 +156,24 @@ def growth(points: Points) -> str:
 
 
 def assign_looks(lines: Iterable[Line]) -> dict[Line, Look]:
-    """Color and line style by implementation, marker by K."""
+    """Color and line style by implementation, marker by variant and K; a dot if there is neither."""
     lines = sorted(lines, key=sort_key)
     others = list(dict.fromkeys(line.implementation for line in lines if line.implementation not in COLORS))
     colors = COLORS | {name: OTHER_COLORS[place % len(OTHER_COLORS)] for place, name in enumerate(others)}
-    lengths = sorted({line.projected_length for line in lines if line.projected_length is not None})
-    markers: dict[int | None, str] = {length: MARKERS[place % len(MARKERS)] for place, length in enumerate(lengths)}
+    sizes = sorted({line.sizes for line in lines} - {Line("").sizes})
+    markers = {size: MARKERS[place % len(MARKERS)] for place, size in enumerate(sizes)}
     looks = {}
     for line in lines:
         color, line_style = colors[line.implementation]
-        looks[line] = Look(color, markers.get(line.projected_length, "."), line_style)
+        looks[line] = Look(color, markers.get(line.sizes, "."), line_style)
     return looks
 
 
-def sort_key(line: Line) -> tuple[int, str, int]:
+def sort_key(line: Line) -> tuple:
     """Known implementations first, in the order of `COLORS`."""
     known = list(COLORS)
     place = known.index(line.implementation) if line.implementation in known else len(known)
-    return place, line.implementation, line.projected_length or 0
+    return place, line.implementation, *line.sizes
 
 
 # from rows to panels
@@ -195,7 +213,17 @@ def label_size(what: str, value: str) -> str:
 
 
 def point_of(row: Row, *more: str) -> tuple[str, ...]:
-    names = ("subject", "step", "implementation", "length", "projected_length", *SIZES, *more)
+    names = (
+        "subject",
+        "step",
+        "implementation",
+        "variant",
+        "length",
+        "projected_length",
+        "block_length",
+        *SIZES,
+        *more,
+    )
     return tuple(row[name] for name in names)
 
 
@@ -218,7 +246,11 @@ def make_pair(title: str, rows: list[Row]) -> list[Panel]:
     measured = (("time", "status", "seconds_median"), ("memory", "memory_status", "peak_mib"))
     each = " per example" if per_example else ""
     return [
-        Panel(textwrap.fill(f"{title}: {unit}{each}", 40), unit, make_lines(rows, status, cost, per_example))
+        Panel(
+            textwrap.fill(f"{title}: {unit}{each}", 40, break_on_hyphens=False),
+            unit,
+            make_lines(rows, status, cost, per_example),
+        )
         for unit, status, cost in measured
     ]
 
@@ -228,9 +260,10 @@ def make_lines(rows: list[Row], status: str, cost: str, per_example: bool) -> di
     lines: dict[Line, Points] = defaultdict(list)
     for row in rows:
         if row[status] == OK and row["length"] and (value := read_number(row, cost)) > 0:
-            projected_length = int(read_number(row, "projected_length")) if row["projected_length"] else None
+            lengths = (row[name] and int(read_number(row, name)) for name in ("projected_length", "block_length"))
             examples = read_number(row, "batch") if per_example and row["batch"] else 1.0
-            lines[Line(row["implementation"], projected_length)].append((read_number(row, "length"), value / examples))
+            line = Line(row["implementation"], row["variant"], *(length or None for length in lengths))
+            lines[line].append((read_number(row, "length"), value / examples))
     return {line: sorted(lines[line]) for line in sorted(lines, key=sort_key)}
 
 
@@ -283,7 +316,8 @@ def differing_columns(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
 
 
 def differing_packages(rows: Sequence[Row]) -> list[str]:
-    """Implementations measured in several versions of their package."""
-    names = values(rows, "implementation")
-    found = {name: values([row for row in rows if row["implementation"] == name], "package") for name in names}
-    return [f"{name} {' / '.join(versions)}" for name, versions in found.items() if len(versions) > 1]
+    """Implementations measured in several versions of their package, with the same backend."""
+    versions: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in rows:
+        versions[row["implementation"], row["backend"]].add(row["package"])
+    return [f"{name} {' / '.join(sorted(found))}" for (name, _), found in sorted(versions.items()) if len(found) > 1]

@@ -5,7 +5,7 @@ from ..formatting import format_duration, format_ratio, format_size
 from ..plots.costs import FULL_ATTENTION, OK, SIZES
 from .tables import Cell, Table, heading, make_cell, make_table, parse_cell
 
-# full attention is compared at the same point; it has neither K nor sharing
+# where full attention is compared; it has no K, blocks or sharing
 POINT = ("subject", "step", "length", "batch", *(size for size in SIZES if size != "sharing"))
 
 
@@ -17,10 +17,13 @@ def common_sizes(rows: list[Row]) -> str:
 
 def measurement_table(name: str, rows: list[Row]) -> Table:
     """Every row, with the cost of full attention as a multiple of its time and memory."""
-    full = {point_of(row): row for row in rows if row["implementation"] == FULL_ATTENTION}
+    full = {(row["variant"], *point_of(row)): row for row in rows if row["implementation"] == FULL_ATTENTION}
     varying = [size for size in SIZES if len({row[size] for row in rows}) > 1]
     note = f"Ratios: {FULL_ATTENTION} divided by this row, at the same subject, step, length, batch and sizes."
-    return make_table(name, (measurement(row, full.get(point_of(row)), varying) for row in rows), note)
+    # the variant may be a projection, which full attention does not have
+    baselines = (full.get((row["variant"], *point_of(row))) or full.get(("", *point_of(row))) for row in rows)
+    cells = (measurement(row, baseline, varying) for row, baseline in zip(rows, baselines, strict=True))
+    return make_table(name, cells, note)
 
 
 def point_of(row: Row) -> tuple[str, ...]:
@@ -34,6 +37,8 @@ def measurement(row: Row, full: Row | None, varying: list[str]) -> dict[str, Cel
         "step": make_cell(row["step"]),
         "N": parse_cell(row["length"]),
         "K": parse_cell(row["projected_length"]),
+        "block": parse_cell(row["block_length"]),
+        "variant": make_cell(row["variant"]),
         "batch": parse_cell(row["batch"]),
         **{heading(size): parse_cell(row[size]) for size in varying},
         "status": Cell(row["status"] or "–", missing=not row["status"], bad=row["status"] != OK),
