@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..models.options_linformer import SHARINGS
+from ..models.projection_linformer import Projection
 from ..plots import curves, quality
 from ..plots.quality import Seeds
 from ..plots.style import plain_label
@@ -27,7 +28,6 @@ METRICS = {
     "denoising": "perplexity",
 }
 LABELS = {"accuracy": "accuracy", "perplexity": "perplexity (lower is better)", "bleu": "BLEU"}
-WITHOUT_MATRICES = ("mean", "max", "none")  # projections for which `sharing` has no effect
 DECODER_FIELDS = ("decoder_attention", "block_length", "slots", "num_decoder_layers")
 PER_LAYER = "K_per_layer"
 
@@ -61,9 +61,8 @@ def draw_sharing(runs: Sequence[Run]) -> "Figure":
     series = group_runs(runs, values, "sharing")
     modes = [mode for mode in SHARINGS if any(mode in points for points in series.values())]
     if not modes:
-        raise UserError(
-            "none of the runs has matrices to share; give runs with projection linear, dynamic, conv or random"
-        )
+        names = ", ".join(Projection.kind_names("has_matrices"))
+        raise UserError(f"none of the runs has matrices to share; give runs with one of the projections {names}")
     return quality.draw_sharing(series, label, modes)
 
 
@@ -163,7 +162,7 @@ def comparable_settings(run: Run) -> dict[str, Any]:
     if fields["projection"] == "none":
         length = K = None
         fields |= {name: None for name in ("rescale", "slots", "block_length", "decoder_attention") if name in fields}
-    if fields["projection"] in WITHOUT_MATRICES:
+    if not Projection.kinds[fields["projection"]].has_matrices:
         fields["sharing"] = None
     # different lists may have the same mean
     fields[PER_LAYER] = length if isinstance(length, list) and len(set(length)) > 1 else None

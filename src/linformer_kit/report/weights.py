@@ -15,7 +15,7 @@ from ..models.auto_linformer import MODELS
 from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerModel
 from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
-from ..models.projection_linformer import DynamicProjection, LinearProjection, MeanProjection, Projection
+from ..models.projection_linformer import Projection
 from ..plots import attention
 from ..plots.attention import drawable
 
@@ -182,72 +182,60 @@ def draw_slots(model: LoadedModel, text: str | None) -> "Figure":
     """The columns of E: what each slot is made of."""
     config = model.stack.config
     which = "E (keys) of the encoder" if model.is_seq2seq else "E (keys)"
-    of_text = ", as computed for the text" if config.projection == "dynamic" else ""
+    of_text = ", as computed for the text" if depends_on_input(config) else ""
     note = f"Each curve is a column of {which}{of_text}: how much each position adds to the slot."
     xlabel = "position in the block" if config.is_decoder else "position"
     return attention.draw_slots(titled_matrices(model, text), xlabel, note)
 
 
+def depends_on_input(config: LinformerConfig) -> bool:
+    return Projection.kinds[config.projection].matrix_depends_on == "input"
+
+
 def titled_matrices(model: LoadedModel, text: str | None) -> list[tuple[str, np.ndarray]]:
-    """E of each layer with a title, (N, G, K): G is 1 where heads share it; one E where all layers share it."""
-    config, projections = model.stack.config, unique_projections(model.stack)
+    """E of each layer with a title, (N, G, K): G is 1 where heads share it; one E where all layers have the same."""
+    config, kind = model.stack.config, Projection.kinds[model.stack.config.projection]
     if config.projection == "none" or (config.is_decoder and config.decoder_attention == "full"):
         raise UserError(f"{model.name} has full attention and no slots to draw; draw its weights with --what heads")
-    if config.projection == "dynamic":
-        matrices = dynamic_matrices(model, projections, text)
-    else:
-        matrices = [fixed_matrix(projection, config) for projection in projections]
-    if config.projection == "mean" and len({E.shape for E in matrices}) == 1:
-        matrices = matrices[:1]  # nothing is learned, so all layers are equal
-    if len(matrices) < len(model.stack.layers):
-        return [("all layers", matrices[0])]
+    if kind.matrix_depends_on is None:
+        names = ", ".join(Projection.kind_names("matrix_depends_on"))
+        raise UserError(
+            f"projection={config.projection} has no E: it {kind.why_no_matrix}; slots can be drawn for {names}, "
+            "heads for all"
+        )
+    matrices = input_matrices(model, text) if depends_on_input(config) else fixed_matrices(model.stack)
+    if len(matrices) == 1 or all(np.array_equal(E, matrices[0]) for E in matrices):
+        return [("all layers" if len(model.stack.layers) > 1 else "layer 1", matrices[0])]
     return [(f"layer {number}", E) for number, E in enumerate(matrices, start=1)]
 
 
-def unique_projections(stack: LinformerModel) -> list[Projection]:
-    """The projections of the layers, or the one that all layers share."""
-    if stack.projection is not None and stack.config.projection != "dynamic":
-        return [stack.projection]
+def fixed_matrices(stack: LinformerModel) -> list[np.ndarray]:
+    """(N, G, K) of each layer, or of the projection that all layers share, where E does not depend on the input."""
     layers: Any = stack.layers
-    return [stack.projection or layer.attention.projection for layer in layers]
-
-
-def fixed_matrix(projection: Projection, config: LinformerConfig) -> np.ndarray:
-    """(N, G, K) of a projection whose E does not depend on the input."""
+    projections = [stack.projection] if stack.projection else [layer.attention.projection for layer in layers]
+    length = stack.config.block_length if stack.config.is_decoder else stack.config.max_position_embeddings
     with torch.no_grad():
-        if isinstance(projection, LinearProjection):
-            return projection.weight[:, projection.of_keys()].float().numpy()
-        if isinstance(projection, MeanProjection):
-            length = config.block_length if config.is_decoder else config.max_position_embeddings
-            return projection(torch.eye(length)[None]).rows_BMKC[0].permute(2, 0, 1).numpy()  # Eᵀ I is Eᵀ
-    is_max = config.projection == "max"
-    why = "takes the largest value of each channel" if is_max else "has its own weights for each channel"
-    raise UserError(
-        f"projection={config.projection} has no E: it {why} in windows; slots can be drawn for linear, random, dynamic "
-        "and mean, heads for all"
-    )
+        return [projection.key_matrix(torch.zeros(1, length, 1)).float().numpy() for projection in projections]
 
 
-def dynamic_matrices(model: LoadedModel, projections: list[Projection], text: str | None) -> list[np.ndarray]:
+def input_matrices(model: LoadedModel, text: str | None) -> list[np.ndarray]:
     """(N, G, K) of each layer for a text."""
-    if model.stack.config.is_decoder:
+    stack, name = model.stack, model.stack.config.projection
+    if stack.config.is_decoder:
         raise UserError(
-            "projection=dynamic in a decoder computes E for each block, so slots cannot be drawn; use --what heads"
+            f"projection={name} in a decoder computes E for each block, so slots cannot be drawn; use --what heads"
         )
-    tokens = tokenize(model, read_text(text, "projection=dynamic computes E from the input"))
+    tokens = tokenize(model, read_text(text, f"projection={name} computes E from the input"))
     found: list[np.ndarray] = []
 
-    def keep(projection: Projection, x_BNC: Tensor) -> None:
-        assert isinstance(projection, DynamicProjection)
-        found.append(projection.matrices_for(x_BNC).E[0][:, projection.of_keys()].float().numpy())
+    def keep(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        projection = stack.projection or layer.projection
+        found.append(projection.key_matrix(inputs[0]).float().numpy())
 
-    layers: Any = model.stack.layers
-    hooks = [
-        layer.attention.register_forward_pre_hook(lambda _, inputs, projection=projection: keep(projection, inputs[0]))
-        for layer, projection in zip(layers, projections, strict=True)
-    ]
+    layers: Any = stack.layers
+    hooks = [layer.attention.register_forward_pre_hook(keep) for layer in layers]
     with torch.no_grad():
-        model.stack(**tokens.inputs)
+        stack(**tokens.inputs)
     for hook in hooks:
         hook.remove()
     return found
