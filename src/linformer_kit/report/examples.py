@@ -128,7 +128,7 @@ def make_question(text: str, task: str, predictor: "Predictor") -> tuple[str, No
     """A running text as an input of the task: its first half, or with a mask in the middle; and the reference."""
     tokenizer = predictor.tokenizer
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    ids = ids[: min(predictor.longest - 1, MAX_TOKENS)]
+    ids = ids[: min(predictor.max_length - 1, MAX_TOKENS)]
     middle, mask = len(ids) // 2, [tokenizer.mask_token_id]
     if task == "causal-lm":
         question, reference = ids[:middle], ids[middle:]

@@ -99,7 +99,7 @@ def tokenize(model: LoadedModel, text: str) -> Tokens:
     from transformers import AutoTokenizer
 
     from ..training.predict import needed_pair, split_pair
-    from ..training.tokens import classified_texts, ended
+    from ..training.tokens import classified_texts, tokenize_with_end
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.folder)
@@ -108,7 +108,7 @@ def tokenize(model: LoadedModel, text: str) -> Tokens:
     longest = min(model.stack.config.max_position_embeddings, MAX_TOKENS)
     encoded: dict[str, list]
     if isinstance(model.model, LinformerForCausalLM | LinformerForMaskedLM | LinformerForConditionalGeneration):
-        ids, lengths = ended(tokenizer, [text], longest)
+        ids, lengths = tokenize_with_end(tokenizer, [text], longest)
         encoded = {"input_ids": ids, "length": lengths}
     else:
         pairs = None

@@ -146,7 +146,6 @@ def tokenize_with_end(
     return tokens, lengths
 
 
-ended = tokenize_with_end  # the name that report/weights.py imports
 
 
 def text_batches(lines: list[str], characters: int = 1_000_000) -> Iterator[slice]:
