@@ -670,14 +670,15 @@ def test_the_local_convolution_equals_the_sum_over_neighbors():
     """Against the sum written out in float64; an encoder has it on both sides, a decoder has none."""
     model = build(LinformerModel, local_width=5).double()
     layer, x_BNC = model.layers[1], torch.randn(2, LENGTH, 16, dtype=torch.double)
-    local, heard_BNC = layer.local, layer.attention_residual.norm(x_BNC)
+    local, normed_BNC = layer.local, layer.attention_residual.norm(x_BNC)
     expected = torch.zeros_like(x_BNC) + local.bias
     for offset in range(-2, 3):
         for token in range(max(0, -offset), min(LENGTH, LENGTH - offset)):
-            expected[:, token] += local.weight[:, 0, offset + 2] * heard_BNC[:, token + offset]
-    assert_close(local(heard_BNC, None), expected)
-    attended = x_BNC + layer.attention(heard_BNC, None, None, None, False)[0] + expected
-    assert_close(layer(x_BNC, None, None), layer.feed_forward_residual(attended, layer.feed_forward))
+            expected[:, token] += local.weight[:, 0, offset + 2] * normed_BNC[:, token + offset]
+    assert_close(local(normed_BNC, None), expected)
+    attended_BNC = x_BNC + layer.attention(normed_BNC) + expected
+    fed_forward_BNC = layer.feed_forward(layer.feed_forward_residual.norm(attended_BNC))
+    assert_close(layer(x_BNC, None, None)[0], attended_BNC + fed_forward_BNC)
     assert LinformerForCausalLM(config(local_width=5)).model.layers[0].local is None
     both = LinformerForConditionalGeneration(config(local_width=5))
     assert (both.encoder.layers[0].local is None, both.decoder.layers[0].local is None) == (False, True)
