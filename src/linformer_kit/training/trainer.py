@@ -22,6 +22,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..errors import UserError
+from ..models.projection_linformer import Projection
 from ..process_memory import release_free_memory
 from .batches import IGNORE_INDEX, Examples, LengthGroupedSampler
 from .checkpoint import (
@@ -119,7 +120,7 @@ class LinformerTrainer(Trainer):
         slow = {
             id(parameter)
             for module in self.model.modules()
-            if getattr(module, "has_own_learning_rate", False)
+            if isinstance(module, Projection) and module.has_own_learning_rate
             for parameter in module.parameters()
         }
         if is_new and slow and rate != 1:
