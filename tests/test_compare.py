@@ -549,7 +549,7 @@ def test_a_sweep_is_interrupted_and_resumed(tmp_path):
 # the paper's table
 
 
-def test_a_cell_is_the_ratio_to_the_baseline_of_the_same_batch_beside_the_papers(tmp_path):
+def test_a_cell_is_the_ratio_to_the_baseline_of_the_same_batch_next_to_the_papers(tmp_path):
     pytest.importorskip("matplotlib")
     table = open_table(tmp_path / "points.csv")
 

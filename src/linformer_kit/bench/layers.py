@@ -96,7 +96,7 @@ def linformer_pytorch_layer(point: Point) -> nn.Module:
 
 
 @torch.no_grad()
-def copy_to_linformer(ours: LinformerAttention, peer: Any) -> None:
+def copy_to_linformer(ours: Any, peer: Any) -> None:
     """Give a `LinformerSelfAttention` of the package `linformer` the weights of `ours`."""
     linears = ((peer.to_q, ours.query), (peer.to_k, ours.key), (peer.to_v, ours.value), (peer.to_out, ours.output))
     for theirs, our in linears:
@@ -108,7 +108,7 @@ def copy_to_linformer(ours: LinformerAttention, peer: Any) -> None:
 
 
 @torch.no_grad()
-def copy_to_linformer_pytorch(ours: LinformerAttention, peer: Any) -> None:
+def copy_to_linformer_pytorch(ours: Any, peer: Any) -> None:
     """Give an `MHAttention` of the package `linformer-pytorch` the weights of `ours`."""
     for theirs, our in ((peer.to_q, ours.query), (peer.to_k, ours.key), (peer.to_v, ours.value)):
         for linear, weight_DC in zip(theirs, our.weight.split(ours.head_dim), strict=True):
