@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench results figures clean
+.PHONY: help setup demo test mutations lint format docs bench results figures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,10 @@ demo: setup ## learn kinds of files from the bytes of what is installed, test, t
 	$(BIN)/linformer demo
 
 test: setup ## run all tests
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+mutations: setup ## check that the tests notice 60 small bugs (about an hour); ONLY="3 10-20" for some of them
+	$(BIN)/python tests/mutations.py $(ONLY)
 
 lint: setup ## check style, types and formatting
 	$(BIN)/ruff check .
