@@ -263,9 +263,8 @@ def test_bfloat16_on_a_cpu(tmp_path, quick):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("best_by", "metric"), [("loss", "loss"), ("macro_f1", "macro_f1"), (None, "accuracy")])
-def test_the_best_by_another_metric(tmp_path, quick, best_by, metric, monkeypatch):
+def test_the_best_by_another_metric(tmp_path, quick, best_by, metric):
     """Weights that swing from side to side, at rates far too high, are best by one metric here and by another there."""
-    monkeypatch.setattr("linformer_kit.training.progress.draw_curves", lambda *_: None)  # after every step
     swings = {"training.steps": 24, "training.evaluate_every": 1, "training.learning_rate": 0.3, "training.warmup": 0}
     path = quick("classification", tmp_path, **swings, **{"training.best_by": best_by, "training.clip": 0})
     _, result, lines = trained_quickly(path)
