@@ -8,7 +8,7 @@ SITE := $(BIN)/sphinx-build -c docs -d build/doctrees --fresh-env --fail-on-warn
 SWEEPS := attention gemm_share growth causal encoders generation generation_source keras training preparation compare
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs build bench results figures clean
+.PHONY: help setup demo test mutations lint format docs build bench results figures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,7 +27,10 @@ demo: setup ## train, test and time a classifier of file types on bytes; numbers
 	$(BIN)/linformer demo
 
 test: setup ## run all tests
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+mutations: setup ## check that the tests notice 60 small bugs (about an hour); ONLY="3 10-20" for some of them
+	$(BIN)/python tests/mutations.py $(ONLY)
 
 lint: setup ## check style, formatting, types and documents
 	$(BIN)/ruff check .

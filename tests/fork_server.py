@@ -88,6 +88,7 @@ def received(control: socket.socket, size: int) -> bytes:
 def become(request: dict[str, Any], streams: list[int]) -> None:
     """Turn a fork into the process that was asked for."""
     import numpy as np
+    import torch
 
     if request["session"]:
         os.setsid()
@@ -100,7 +101,9 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    np.random.seed()  # as in a fresh process; `random` does so itself
+    # fresh seeds, as in a process of its own: what is not seeded must show; `random` does so itself
+    np.random.seed()
+    torch.seed()
     sys.path[0] = "" if request["kind"] == "-c" else request["cwd"]
     sys.argv = [request["kind"], *request["arguments"]]
 

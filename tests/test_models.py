@@ -55,10 +55,21 @@ AUTO = dict(
 )
 every_model = pytest.mark.parametrize("model_class", MODELS, ids=lambda model: model.__name__)
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
+# every variant of what it changes: the encoder under a head that reads the mask, the decoder, and both with
+# cross-attention between them; the other heads use the same encoder
+COMPLETE = (LinformerForSequenceClassification, LinformerForCausalLM, LinformerForConditionalGeneration)
+every_combination = pytest.mark.parametrize(
+    ("model_class", "variant"),
+    [
+        pytest.param(model_class, variant, id=f"{variant}-{model_class.__name__}")
+        for variant in VARIANTS
+        for model_class in MODELS
+        if model_class in COMPLETE or variant in ("default", "layerwise", "untied")
+    ],
+)
 
 
-@every_model
-@every_variant
+@every_combination
 def test_every_model_answers_and_every_parameter_learns(model_class, variant):
     model = build(model_class, **VARIANTS[variant])
     input_ids = ids()
@@ -73,8 +84,7 @@ def test_every_model_answers_and_every_parameter_learns(model_class, variant):
         )  # a softmax does not see what it adds to all keys
 
 
-@every_model
-@every_variant
+@every_combination
 def test_a_padded_batch_gives_each_text_what_it_gets_alone(model_class, variant):
     model = build(model_class, **VARIANTS[variant])
     texts = [ids(1, length) for length in (LENGTH, 13, 1, 8)]
@@ -97,8 +107,7 @@ def test_a_padded_batch_gives_each_text_what_it_gets_alone(model_class, variant)
             assert_close(together[row, place] if is_per_token(model) else together[row], alone, rtol=1e-4, atol=1e-5)
 
 
-@every_model
-@every_variant
+@every_combination
 def test_eager_and_fused_attention_agree(model_class, variant, monkeypatch):
     model, input_ids = build(model_class, **VARIANTS[variant]), ids()
     mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])
@@ -136,8 +145,7 @@ def test_the_attention_implementation_is_switched_at_run_time(monkeypatch):
             assert bool(calls) is is_fused
 
 
-@every_model
-@every_variant
+@every_combination
 def test_saved_and_loaded_through_the_auto_class_it_is_the_same(model_class, variant, tmp_path):
     model, input_ids = build(model_class, **VARIANTS[variant]), ids()
     model.save_pretrained(tmp_path, max_shard_size="8KB")
@@ -153,8 +161,7 @@ def test_saved_and_loaded_through_the_auto_class_it_is_the_same(model_class, var
     assert loaded.config.to_diff_dict() == model.config.to_diff_dict()
 
 
-@every_model
-@every_variant
+@every_combination
 def test_nothing_is_left_uninitialized(model_class, variant, tmp_path):
     """Deterministic algorithms fill fresh memory with NaN; loading starts on the meta device."""
     torch.use_deterministic_algorithms(True)
@@ -189,8 +196,7 @@ def test_a_projection_that_a_checkpoint_lacks_starts_as_a_fresh_one(variant):
             assert tensor.std().item() == pytest.approx(fresh.state_dict()[name].std().item(), rel=0.3), name
 
 
-@every_model
-@every_variant
+@every_combination
 def test_gradient_checkpointing_changes_nothing(model_class, variant):
     model, input_ids = build(model_class, **VARIANTS[variant]).train(), ids()
     results = []
@@ -307,8 +313,7 @@ def test_loaded_in_another_dtype(model_class, dtype, tmp_path):
     assert (answer.float() - exact).norm() < (1e-5 if dtype == torch.float64 else 0.03) * exact.norm()
 
 
-@every_model
-@every_variant
+@every_combination
 def test_on_the_meta_device_a_model_takes_no_memory(model_class, variant):
     with torch.device("meta"):
         model = model_class(config(**VARIANTS[variant]))
@@ -498,8 +503,7 @@ def test_word_embeddings_are_tied_or_not_and_can_be_resized(model_class, tied, t
     assert run(model, ids().clamp(max=VOCABULARY - 6)).shape[-1] == VOCABULARY - 5
 
 
-@every_model
-@every_variant
+@every_combination
 def test_positions_and_projections_can_be_resized(model_class, variant, tmp_path):
     model, input_ids = build(model_class, **VARIANTS[variant]), ids()
     kept = VARIANTS[variant].get("projection") != "conv" and not VARIANTS[variant].get("rescale")
