@@ -17,7 +17,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import linformer_kit
+from linformer_kit import reference
 from linformer_kit.bench.paper_table import ROWS, in_words
+from linformer_kit.models.projection_linformer import Projection
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "linformer_kit"
@@ -99,6 +101,9 @@ def python_blocks():
 @pytest.mark.parametrize("block", list(python_blocks()))
 def test_the_code_in_the_documents_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # a document that shows how to register a projection must not register it for the other tests
+    monkeypatch.setattr(Projection, "kinds", dict(Projection.kinds))
+    monkeypatch.setattr(reference, "ROWS", dict(reference.ROWS))
     exec(block, {"__name__": "__main__"})
 
 

@@ -6,7 +6,7 @@ from linformer import Linformer as PyPILinformer
 from linformer import LinformerSelfAttention
 from linformer_pytorch import Linformer as LinformerPytorch
 from linformer_pytorch import MHAttention
-from oracle import randomise
+from oracle import randomize
 from torch import nn
 from torch.testing import assert_close
 
@@ -84,7 +84,7 @@ def test_linformer_0_2_3(length, context_length, one_kv_head):
 
 
 def test_the_stack_of_linformer_0_2_3():
-    theirs = randomise(PyPILinformer(12, 20, depth=2, k=5, heads=3))
+    theirs = randomize(PyPILinformer(12, 20, depth=2, k=5, heads=3))
     ours = LinformerEncoder(12, 3, depth=2, max_length=20, projected_length=5)
     for our, (attention, feed_forward) in zip(ours.layers, theirs.net.layers, strict=True):
         copy_linformer(attention.fn, our.attention)
@@ -136,7 +136,7 @@ def test_the_stack_of_linformer_pytorch_0_19_3(sharing, activation):
     theirs = LinformerPytorch(
         20, 12, 5, dim_ff=7, nhead=3, depth=2, dropout=0, dropout_ff=0, activation=activation, parameter_sharing=sharing
     )
-    randomise(theirs)
+    randomize(theirs)
     ours = LinformerEncoder(
         12,
         3,

@@ -67,6 +67,7 @@ def short_errors() -> Iterator[None]:
 
 # ordinary attention is not an option here: it is what the layer is compared with
 Projection = StrEnum("Projection", [name for name in projection_names() if name != "none"])  # type: ignore[misc]
+DEFAULT_PROJECTION = Projection("linear")
 
 
 class Sharing(StrEnum):
@@ -222,7 +223,7 @@ def benchmark(
     projection_dim: Annotated[int, typer.Option(min=1, help="K: rows that keys and values are shortened to.")] = 64,
     num_heads: Annotated[int, typer.Option(min=1, help="Number of heads.")] = 8,
     hidden_dim: Annotated[int, typer.Option(min=1, help="Features of a head.")] = 128,
-    projection: Annotated[Projection, typer.Option(help="Kind of E.")] = Projection("linear"),
+    projection: Annotated[Projection, typer.Option(help="Kind of E.")] = DEFAULT_PROJECTION,
     sharing: Annotated[Sharing, typer.Option(help="Which matrices are shared.")] = Sharing.headwise,
     backend: Annotated[Backend, typer.Option(help="Keras uses the backend in KERAS_BACKEND.")] = Backend.torch,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps, …")] = "cpu",

@@ -138,9 +138,3 @@ def check_writable(directory: Path, remedy: str) -> None:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise UserError(f"cannot write to {existing} ({error.strerror}); {remedy}") from None
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Deprecated: use `atomic_file`."""
-    with atomic_file(path) as unfinished:
-        write(unfinished)

@@ -3,7 +3,7 @@
 import io
 import textwrap
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -34,9 +34,6 @@ class Look:
     color: str
     marker: str
     style: str = "-"
-
-
-OTHER_LOOKS = (Look(VERMILION, "o"), Look(ORANGE, "s"), Look(PURPLE, "^"), Look(SKY, "v"), Look(BLUE, "P"))
 
 
 def new_figure(rows: int, columns: int, width: float = 9.5, height: float = 3.6) -> tuple["Figure", list["Axes"]]:
@@ -78,7 +75,7 @@ def over_length(axes: "Axes", title: str, lengths: Sequence[float]) -> None:
 
 
 def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Mapping[str, Look], unit: str) -> None:
-    """Cost over length, both logarithmic. `unit` is "time" (seconds), "memory" (MiB) or "rate" (per second)."""
+    """Cost over length, both logarithmic. `unit` is "time" (seconds) or "memory" (MiB)."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     for name, points in lines.items():
@@ -92,39 +89,14 @@ def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Map
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(4) if unit == "memory" else LogLocator(10, subs=(1, 3)))
     axes.yaxis.set_minor_locator(NullLocator())
-    formats = {"time": format_duration, "memory": format_size, "rate": lambda value: f"{format_number(value)} / s"}
+    formats = {"time": format_duration, "memory": format_size}
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats[unit](value)))
-
-
-def bars(
-    axes: "Axes", title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], colors: Iterable[str]
-) -> None:
-    """Groups of bars with their values on top, and a line at 1."""
-    width = 0.8 / max(len(series), 1)
-    for index, ((name, heights), color) in enumerate(zip(series.items(), colors, strict=False)):
-        places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
-        drawn = axes.bar(places, heights, width * 0.94, color=color, label=name)
-        axes.bar_label(drawn, fmt=lambda height: f"{height:.1f}×", fontsize=10, padding=2)
-    axes.axhline(1, color=GREY, linewidth=1)
-    set_title(axes, title)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(y=0.12)
-    legend(axes, loc="upper right")
 
 
 def legend(axes: "Axes", **options) -> None:
     """A legend, unless the panel is empty, as after a run that was stopped early."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=10, **options)
-
-
-def shared_legend(figure: "Figure", axes: "Axes", columns: int | None = None) -> None:
-    """One legend for all panels, above them."""
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        columns = columns or len(labels)
-        figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=11)
 
 
 def growing_legend(figure: "Figure", named: "Mapping[str, Artist]", fontsize: float) -> None:

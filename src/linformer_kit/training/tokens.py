@@ -146,8 +146,6 @@ def tokenize_with_end(
     return tokens, lengths
 
 
-
-
 def text_batches(lines: list[str], characters: int = 1_000_000) -> Iterator[slice]:
     """Slices of at most about so many characters: a tokenizer needs a hundred times the memory of its texts.
 
