@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from linformer_kit.bench.sweep import read_sweep
 from linformer_kit.cli import app
 from linformer_kit.training.config import config_from_dict, load_config, shipped_configs
 from linformer_kit.training.config_page import model_reference, reference, reference_page
@@ -64,8 +65,9 @@ def test_the_features_list_the_shipped_configurations_and_the_commands():
         for number, block in enumerate(blocks(path, "yaml"), start=1)
     ],
 )
-def test_every_yaml_in_the_documents_is_a_configuration(block):
-    assert config_from_dict(parse_yaml(block, "the document")).task
+def test_every_yaml_in_the_documents_is_a_configuration_or_a_sweep(block):
+    keys = parse_yaml(block, "the document")
+    assert read_sweep(keys).targets if "targets" in keys else config_from_dict(keys).task
 
 
 def test_what_may_change_between_sessions_is_listed():
