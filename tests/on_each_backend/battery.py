@@ -7,6 +7,7 @@ from functools import partial
 
 import keras
 import numpy as np
+import pytest
 
 from linformer_kit import reference
 from linformer_kit.keras import LinearMultiHeadAttention
@@ -24,8 +25,12 @@ COMBINATIONS = [
 RNG = np.random.default_rng(0)
 
 
+# for code that is the same on every backend: PyTorch compiles nothing, so it runs these tests fastest
+only_torch = pytest.mark.skipif(not IS_TORCH, reason="independent of the backend; runs on PyTorch")
+
+
 def cases(*everywhere, torch=()):
-    """Parameters of a test. PyTorch, which compiles nothing, also runs those that repeat a fact about our own code."""
+    """Parameters of a test: those for every backend, and those that test code independent of the backend."""
     return [*everywhere, *(torch if IS_TORCH else ())]
 
 

@@ -14,6 +14,7 @@ from battery import (
     model_of,
     normal,
     numpy,
+    only_torch,
     randomize,
     reference_output,
     run_layer_test,
@@ -148,6 +149,7 @@ def test_without_a_projection_it_equals_multi_head_attention():
             np.testing.assert_array_equal(numpy(one), numpy(other))
 
 
+@only_torch
 def test_the_parameter_counts_of_the_original_keras_implementation():
     for sharing, parameters in (("kv", 1_179_904), ("headwise", 1_307_904)):
         layer = LinearMultiHeadAttention(num_heads=8, key_dim=128, projection_dim=64, sharing=sharing)
@@ -216,7 +218,8 @@ def test_a_causal_mask_raises_an_error():
             layer(query, query, use_causal_mask=True)
 
 
-@pytest.mark.parametrize("projection", cases("mean", torch=["linear"]))
+@only_torch
+@pytest.mark.parametrize("projection", ["linear", "mean"])
 def test_the_mask_of_an_embedding_is_used_and_passed_on(projection):
     ids = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 0, 0, 0, 0, 0], [0, 2, 0, 7, 0, 0, 1, 0]])
     inputs = keras.Input((None,), dtype="int32")
@@ -247,6 +250,7 @@ def test_key_and_value_may_differ_in_width():
         LinearMultiHeadAttention(3, 4, 5, projection="dynamic")(x, value, key)
 
 
+@only_torch
 def test_attention_over_some_of_several_axes():
     x = normal(2, 3, 5, 12)
     options = {"num_heads": 3, "key_dim": 4, "projection_dim": 2}
@@ -364,7 +368,8 @@ def test_a_functional_model_does_not_save_a_shared_projection(tmp_path):
         )
 
 
-@pytest.mark.parametrize("sharing", cases("none", torch=["headwise"]))
+@only_torch
+@pytest.mark.parametrize("sharing", ["headwise", "none"])
 def test_int8_is_close_and_activities_are_regularized(sharing):
     x = normal(2, 9, 8)
     options = {"num_heads": 2, "key_dim": 4, "activity_regularizer": "l2"}

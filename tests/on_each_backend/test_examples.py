@@ -6,16 +6,12 @@ from pathlib import Path
 
 import keras
 import pytest
-from battery import IS_TORCH
+from battery import only_torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import keras_pairs
 import keras_replace_attention
 import keras_sentiment
-
-only_torch = pytest.mark.skipif(
-    not IS_TORCH, reason="compiles for long, and test_sentiment_of_files runs on every backend"
-)
 
 
 @only_torch
