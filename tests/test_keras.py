@@ -1,4 +1,4 @@
-"""Keras: the tests of tests/on_each_backend on the three backends, each in its own process, and what spans several of them."""
+"""Keras: the tests of tests/on_each_backend, each backend in its own process, and tests across backends."""
 
 import json
 import os
@@ -61,7 +61,8 @@ if len(sys.argv) > 3:
     keras.utils.set_random_seed(0)
     sizes = dict(k=8, max_len=32, vocab_size=30, d_model=16, d_ff=24, n_heads=2, n_layers=2, block_length=8, slots=2)
     linformer_kit.keras.Linformer(**sizes, n_classes=3).save(folder + "/classifier.keras")
-    linformer_kit.keras.LinformerSeq2Seq(**sizes, sharing="layerwise", projection="dynamic").save(folder + "/seq2seq.keras")
+    seq2seq = linformer_kit.keras.LinformerSeq2Seq(**sizes, sharing="layerwise", projection="dynamic")
+    seq2seq.save(folder + "/seq2seq.keras")
 classifier, seq2seq = (keras.models.load_model(f"{folder}/{name}.keras") for name in ("classifier", "seq2seq"))
 drawn = seq2seq.generate(ids, 12, temperature=1.0, seed=3)
 print(json.dumps([classifier.predict(ids, verbose=0).tolist(), seq2seq.generate(ids, 12).tolist(), drawn.tolist()]))
