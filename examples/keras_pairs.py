@@ -1,9 +1,9 @@
-"""Pairs of texts, as in natural language inference: does the second follow from the first, contradict it, or neither?
+"""Classify pairs of texts, as in natural language inference: entailment, contradiction or neutral.
 
     python examples/keras_pairs.py
 
-The sentences are made up: somebody rests or moves, and the second sentence says so in another word, says the opposite, or speaks of
-the weather. Token types tell the two sentences apart.
+The sentences are synthetic. In the first, a person rests or moves. The second says the same in another word, says the
+opposite, or describes the weather. Token types distinguish the two sentences.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import numpy as np
 from linformer_kit.keras import Linformer
 
 NAMES = ["anna", "ben", "clara", "david", "emma", "felix", "greta", "hugo"]
-PLACES = ["garden", "kitchen", "station", "school", "harbour", "library", "market", "theatre"]
+PLACES = ["garden", "kitchen", "station", "school", "harbor", "library", "market", "theater"]
 RESTING, MOVING = ["rests", "sleeps", "sits", "waits"], ["runs", "jumps", "dances", "climbs"]
 WEATHER = ["rains", "snows", "thunders", "clears"]
 LABELS = ["entailment", "contradiction", "neutral"]
@@ -25,7 +25,7 @@ LENGTH = 16
 
 
 def made_up_pairs(count, seed):
-    """Premise, hypothesis and label."""
+    """Yield `count` tuples of premise, hypothesis and label."""
     rng = random.Random(seed)
     for number in range(count):
         label, name = LABELS[number % 3], rng.choice(NAMES)
@@ -39,8 +39,8 @@ def made_up_pairs(count, seed):
         yield f"{name} {verb} in the {rng.choice(PLACES)}", hypotheses[label], label
 
 
-def arrays_of(pairs):
-    """Ids of both texts in one row, the types that tell them apart, and labels."""
+def to_arrays(pairs):
+    """The inputs, with both texts of a pair in one row of ids, and the labels."""
     rows = [(premise.split(), hypothesis.split(), label) for premise, hypothesis, label in pairs]
     ids, types = np.zeros((2, len(rows), LENGTH), "int32")
     for number, (premise, hypothesis, _) in enumerate(rows):
@@ -51,12 +51,12 @@ def arrays_of(pairs):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description="Pairs of texts with Keras.")
+    parser = argparse.ArgumentParser(description="Classify pairs of texts with Keras.")
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args(arguments)
 
-    x, y = arrays_of(made_up_pairs(1500, seed=0))
-    x_test, y_test = arrays_of(made_up_pairs(300, seed=1))
+    x, y = to_arrays(made_up_pairs(1500, seed=0))
+    x_test, y_test = to_arrays(made_up_pairs(300, seed=1))
     sizes = {
         "k": 12,
         "max_len": LENGTH,
@@ -70,9 +70,9 @@ def main(arguments=None):
     model.compile(optimizer=keras.optimizers.Adam(2e-3), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
     model.fit(x, y, batch_size=50, epochs=options.epochs, validation_data=(x_test, y_test), verbose=2)
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
-    asked = arrays_of([("anna sleeps in the garden", "anna dances", LABELS[0])])[0]
-    answer = LABELS[int(model.predict(asked, verbose=0).argmax())]
-    print(f"{accuracy:.1%} of {len(y_test)} unseen pairs; 'anna sleeps in the garden', 'anna dances': {answer}")
+    example = to_arrays([("anna sleeps in the garden", "anna dances", LABELS[0])])[0]
+    answer = LABELS[int(model.predict(example, verbose=0).argmax())]
+    print(f"accuracy {accuracy:.1%} on {len(y_test)} test pairs; 'anna sleeps in the garden', 'anna dances': {answer}")
     return accuracy
 
 

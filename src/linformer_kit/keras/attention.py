@@ -74,7 +74,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     - `max_length`: maximum length of the keys (default: the length of the first input).
 
     All queries see the same keys. So `use_causal_mask` and `sliding_window` raise an error, as does an `attention_mask`
-    that is not a padding mask. If padding is at the end, `lengths` (B,), the number of real tokens, is faster than a mask.
+    that is not a padding mask. If padding is at the end, `lengths` (B,), the number of real tokens, is faster than a
+    mask.
     """
 
     def __init__(
@@ -142,8 +143,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if self.max_length is None and kinds[kind].sized_by_max_length:
             others = list_names(name for name, cls in kinds.items() if not cls.sized_by_max_length)
             raise ValueError(
-                f"the length of the keys is unknown, but projection={kind!r} needs the maximum length; set max_length=, "
-                f"or use projection={others}"
+                f"the length of the keys is unknown, but projection={kind!r} needs the maximum length; set "
+                f"max_length=, or use projection={others}"
             )
         if key_width != value_width and kinds[kind].sized_by_width:
             others = list_names(name for name, cls in kinds.items() if not cls.sized_by_width)
@@ -347,10 +348,10 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
 
     def _sequence_axes(self, rank: int) -> tuple[int, ...]:
         """The attention axes as positive numbers."""
-        axes = self.requested_axes
-        if axes is None:
-            axes = range(1, rank - 1)
-        axes = tuple(axis % rank for axis in ((axes,) if isinstance(axes, int) else axes))
+        requested = self.requested_axes
+        if requested is None:
+            requested = tuple(range(1, rank - 1))
+        axes = tuple(axis % rank for axis in ((requested,) if isinstance(requested, int) else requested))
         if not axes or len(set(axes)) != len(axes) or not set(axes) <= set(range(1, rank - 1)):
             raise ValueError(
                 f"attention_axes is {self.requested_axes!r}; for inputs of rank {rank} use axes between batch and width"

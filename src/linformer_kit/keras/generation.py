@@ -1,7 +1,7 @@
 """Generation: process the prompt, then one token at a time from the caches of the layers.
 
-The whole loop is one graph, compiled like that of `predict`. The random numbers for sampling are an input: the same seed
-gives the same tokens on every backend.
+The whole loop is one graph, compiled like that of `predict`. The random numbers for sampling are an input: the same
+seed gives the same tokens on every backend.
 """
 
 from typing import Any

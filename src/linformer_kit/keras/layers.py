@@ -172,9 +172,12 @@ class LinformerLayer(keras.layers.Layer):
         }
         if is_decoder:
             slots = None if options.full_attn or options.decoder_attention == "full" else options.slots
-            blocks = {"block_length": options.block_length, "slots": slots}
             self.attention = CausalLinearMultiHeadAttention(
-                **heads, **blocks, kernel_initializer=initializer(options), name="attention"
+                **heads,
+                block_length=options.block_length,
+                slots=slots,
+                kernel_initializer=initializer(options),
+                name="attention",
             )
         else:
             self.attention = LinearMultiHeadAttention(
