@@ -257,6 +257,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path)
         ),
         ("targets: [{name: x, of: {size: 1}}]", "the target 'x' has the key size; allowed: subject, step"),
         ("targets: [{name: x, of: {}, quantity: speed}]", "the target 'x' has the quantity speed; allowed: seconds"),
+        ("implementations: [[linformer]]", "implementations[0] is "),
         ("just words", "holds no keys; it may have lengths, "),
         ("lengths: [64\n", "is not YAML"),
     ],

@@ -172,7 +172,7 @@ def current_names(keys: Mapping[str, Any]) -> Any:
     if not isinstance(names, list):
         return names
     for name in names:
-        if name in RENAMED:
+        if isinstance(name, str) and name in RENAMED:
             warnings.warn(f"the implementation {name} is now called {RENAMED[name]}", FutureWarning, stacklevel=3)
     return [RENAMED.get(name, name) if isinstance(name, str) else name for name in names]
 
