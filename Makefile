@@ -50,9 +50,9 @@ docs: setup ## build the documentation site in site/, after updating its generat
 build: setup ## build the sdist and the wheel in dist/, and run each in a new environment
 	$(BIN)/python scripts/check_distributions.py
 
-bench: setup ## measure speed and memory and write CSVs and tables of targets to results/ (several hours; resumes)
-	for sweep in $(SWEEPS); do $(BIN)/linformer compare benchmarks/$$sweep.yaml || exit; done
-	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv
+bench: setup ## measure speed and memory; CSVs in results/ (several hours; resumes); FRESH=1 discards earlier numbers
+	for sweep in $(SWEEPS); do $(BIN)/linformer compare benchmarks/$$sweep.yaml $(if $(FRESH),--fresh) || exit; done
+	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv $(if $(FRESH),--fresh)
 	$(BIN)/python benchmarks/profile_layers.py
 
 results: setup ## train the models of docs/results.md (hours; resumes); DATA=FOLDER for local data

@@ -22,7 +22,7 @@ WIDTH = 120
 def first_sentence(text: str) -> str:
     """The first sentence of a docstring, without its period."""
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
-    return re.split(r"\.(?: |$)", paragraph, maxsplit=1)[0]
+    return re.split(r"(?<! et al)\.(?: |$)", paragraph, maxsplit=1)[0]
 
 
 def description(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Settings of all tests, and what the tests of training share."""
+"""Settings of all tests, and fixtures of the training tests."""
 
 import os
 import shutil
@@ -10,11 +10,11 @@ from filelock import FileLock
 from hypothesis import register_random, settings
 from training_zoo import TASKS, Trained, linformer, write_data, yaml_for
 
-# the same examples every time: a red test stays red until it is mended
+# the same examples in every run, so that a failing test keeps failing until it is fixed
 settings.register_profile("linformer", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("linformer")
 
-# Keras in this process: PyTorch is here already; tests/on_each_backend runs on all of them, in processes of their own
+# Keras in this process uses PyTorch, which is loaded anyway; test_keras.py runs all backends in separate processes
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 
@@ -37,7 +37,7 @@ register_random(TORCH_RANDOM)
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes, not threads, share the cores
     torch.set_num_threads(1)
 
-# what a shell starts in the background ignores Ctrl-C, and so would the commands that tests interrupt
+# background jobs of a shell ignore Ctrl-C, and so would the commands that the tests interrupt
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -49,18 +49,18 @@ def seed():
 
 @pytest.fixture
 def float64():
-    """Tensors and parameters made in the test are float64."""
+    """Make float64 the default dtype."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
-# training; what takes seconds to import is imported where it is used
+# training; slow imports are inside the functions
 
 
 @pytest.fixture(scope="module")
-def nothing_is_left_behind():
-    """Restores what commands change in this process; for modules that run commands in it."""
+def restore_global_state():
+    """Restores global state that commands change, for modules that run commands in this process."""
     import datasets
     import transformers
     from accelerate.state import AcceleratorState
@@ -69,7 +69,7 @@ def nothing_is_left_behind():
     torch.set_num_threads(1)
     os.environ["COLUMNS"] = "300"
     with pytest.MonkeyPatch.context() as patch:
-        # a picture takes longer than the steps before it; the runs of `trained_run`, and processes, draw theirs
+        # drawing takes longer than training here; `trained_run` and commands in subprocesses do draw
         patch.setattr("linformer_kit.training.progress.draw_curves", lambda *_: None)
         yield
     os.environ.clear()
@@ -83,7 +83,7 @@ def nothing_is_left_behind():
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
-    """The run of a task, trained when it is first asked for; the processes of xdist share it."""
+    """The run of a task, trained on first use and shared by all xdist workers."""
     root = tmp_path_factory.getbasetemp()
     root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "trained"
     root.mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ def trained(request, trained_run):
 
 @pytest.fixture(scope="session")
 def quick(tmp_path_factory):
-    """YAML of a short training, with data and cache that all of them share."""
+    """Writes the YAML of a short run; all of them share data and cache."""
     shared = tmp_path_factory.mktemp("quick")
 
     def write(task, folder, **overrides):

@@ -1,13 +1,13 @@
 """Python processes that start in milliseconds, for tests of commands: a server that has imported everything forks them.
 
-`Popen` and `run` here take what those of `subprocess` take. Each `python -m MODULE …` or `python -c CODE …` becomes a
-fork of one server per session: a process with its own id, directory, environment, streams, signals and exit code, but
-without the 6 seconds of imports. The server has one thread and starts no work of its own.
+`Popen` and `run` have the interface of `subprocess`. Each `python -m MODULE …` or `python -c CODE …` becomes a fork of
+one server per session: a process with its own id, directory, environment, streams, signals and exit code, but without
+the 6 seconds of imports. The server has a single thread.
 
-A process is started the ordinary way if the server cannot stand for it: another program, other interpreter options,
-another value of a variable that libraries read when they are imported, or `LINFORMER_TESTS_FORK=0`.
-A fork differs in three ways, so some tests of every command start a real process (`real=True`):
-hashes of texts are the same in all forks, modules are loaded that the command may not need, and imports cannot fail.
+An ordinary process is started instead for other programs, other interpreter options, other values of variables that
+libraries read on import, or with `LINFORMER_TESTS_FORK=0`. A fork differs from a new process in three ways: string
+hashes are the same in all forks, modules are loaded that the command may not need, and imports cannot fail. So some
+tests of every command start an ordinary process (`real=True`).
 """
 
 import atexit
@@ -31,7 +31,7 @@ PRELOADED = (
     *("transformers.modeling_utils", "transformers.tokenization_utils_fast", "transformers.trainer"),
     *("linformer_kit.training.evaluate", "linformer_kit.training.predict", "linformer_kit.training.train"),
 )
-# what processes may have of their own: it is read when it is used
+# variables that may differ between forks, because they are read when they are used, not on import
 FREE = ("COLUMNS", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTEST_CURRENT_TEST", "PWD")
 FREE += ("RANK", "TENSORBOARD_LOGGING_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT", "WORLD_SIZE")
 
@@ -86,7 +86,7 @@ def received(control: socket.socket, size: int) -> bytes:
 
 
 def become(request: dict[str, Any], streams: list[int]) -> None:
-    """Turn a fork into the process that was asked for."""
+    """Turn a fork into the requested process."""
     import numpy as np
     import torch
 
@@ -101,7 +101,7 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    # fresh seeds, as in a process of its own: what is not seeded must show; `random` does so itself
+    # new random seeds, as in a new process, so that tests notice a missing seed; `random` reseeds itself on fork
     np.random.seed()
     torch.seed()
     sys.path[0] = "" if request["kind"] == "-c" else request["cwd"]
@@ -109,7 +109,7 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
 
 
 def main(control: socket.socket) -> None:
-    """Import everything and serve; in a fork, run the command and end as Python ends."""
+    """Import everything and serve; in a fork, run the command and exit as the interpreter does."""
     import importlib
 
     for name in PRELOADED:
@@ -117,16 +117,16 @@ def main(control: socket.socket) -> None:
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit("the server has several threads: a fork could hang")
     gc.collect()
-    gc.freeze()  # what is loaded stays shared between the forks
+    gc.freeze()  # keeps the loaded modules in memory shared between the forks
     control.sendall(b"!")
     serve(control)
     code = run_command(*sys.argv[:2])
-    threading._shutdown()  # type: ignore[attr-defined] — waits for threads, as Python does before it ends
+    threading._shutdown()  # type: ignore[attr-defined] — waits for threads, as Python does on exit
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code)  # to take everything apart that was loaded would take longer than the imports
+    os._exit(code)  # a regular exit would spend seconds on destroying the loaded modules
 
 
 def run_command(kind: str, what: str) -> int:
@@ -139,7 +139,7 @@ def run_command(kind: str, what: str) -> int:
             sys.modules["__main__"] = type(sys)("__main__")
             exec(compile(what, "<string>", "exec"), sys.modules["__main__"].__dict__)
         else:
-            sys.modules.pop(what, None)  # a module that runs as a script is loaded once more
+            sys.modules.pop(what, None)  # a module that runs as a script is loaded again
             runpy.run_module(what, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
@@ -174,11 +174,11 @@ class Server:
                 **{"PYTHONPATH": os.pathsep.join(paths), "JE_ARROW_MALLOC_CONF": "background_thread:false"},
             },
             pass_fds=[theirs.fileno()],
-            # as of forks whose streams are pipes: Python remembers what it has found out about them
+            # pipes, like the streams of the forks, because Python caches properties of its streams
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the tests
+            start_new_session=True,  # Ctrl-C must reach the tests only
         )
         theirs.close()
         if ours.recv(1) != b"!":
@@ -190,7 +190,7 @@ class Server:
         self.process.communicate()
 
     def fork(self, request: dict[str, Any], streams: list[int]) -> tuple[int, int]:
-        """The process id, and a pipe that will have the status."""
+        """Returns the process id, and a pipe from which the exit status can be read."""
         reading, writing = os.pipe()
         body = json.dumps(request).encode()
         socket.send_fds(self.control, [len(body).to_bytes(8, "big")], [*streams, writing])
@@ -203,13 +203,13 @@ def read_line(pipe: int) -> bytes:
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := os.read(pipe, 1)):
-            raise RuntimeError("the fork server has ended")
+            raise RuntimeError("the fork server has exited")
         line += byte
     return line
 
 
 def fixed(environment: dict[str, str]) -> dict[str, str]:
-    """The variables in which a fork cannot differ from the server."""
+    """The environment variables that must be the same in the server and in a fork."""
     return {name: value for name, value in environment.items() if name not in FREE}
 
 
@@ -217,7 +217,7 @@ _servers: list[Server] = []
 
 
 def server_for(command: list[str], environment: dict[str, str]) -> Server | None:
-    """The server, if it can stand for this command."""
+    """The server if it can run this command, else None."""
     if os.environ.get("LINFORMER_TESTS_FORK") == "0" or not sys.platform.startswith("linux"):
         return None
     if command[0] != sys.executable or command[1] not in ("-m", "-c"):
@@ -228,7 +228,7 @@ def server_for(command: list[str], environment: dict[str, str]) -> Server | None
 
 
 class Forked(subprocess.Popen):
-    """A process that the server has forked; the server is its parent, and hands on how it ended."""
+    """A process forked by the server, which is its parent and reports its exit status."""
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):  # type: ignore[override]
         pipes, (*_, start_new_session, _) = rest[3:9], rest
@@ -267,7 +267,7 @@ class Forked(subprocess.Popen):
 
 
 def Popen(command: list[Any], *, env: dict[str, str], real: bool = False, **options: Any) -> subprocess.Popen:
-    """`subprocess.Popen`, of a fork where that can be had; `real` asks for an ordinary process."""
+    """`subprocess.Popen` as a fork if possible; `real` forces an ordinary process."""
     command = [str(each) for each in command]
     kind = subprocess.Popen if real or server_for(command, env) is None else Forked
     return kind(command, env=env, **options)

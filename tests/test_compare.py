@@ -20,7 +20,7 @@ from linformer_kit.bench import isolated, machine, paper_table
 from linformer_kit.bench.compare import Comparison
 from linformer_kit.bench.implementations import IMPLEMENTATIONS, projects
 from linformer_kit.bench.isolated import Isolated, isolated_here, measure_isolated, rounds_here
-from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing, is_out_of_memory
+from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing
 from linformer_kit.bench.point import Point
 from linformer_kit.bench.result_table import ADDED, COLUMNS, FACTS, KEYS, open_table, read_points
 from linformer_kit.bench.subprocess_call import WorkerFailed, subprocess_call
@@ -28,6 +28,7 @@ from linformer_kit.bench.sweep import PRESETS, Sweep, read_keys, read_sweep
 from linformer_kit.cli import app
 from linformer_kit.csv_tables import as_csv
 from linformer_kit.errors import UserError
+from linformer_kit.process_memory import is_out_of_memory
 
 ROOT = Path(__file__).parent.parent
 SIZES = {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "target_length": 8}
@@ -243,11 +244,20 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path)
         ("sharing: kv\nimplementations: [linformer]", "sharing is kv, but linformer supports headwise only"),
         ("interleave_lengths: true\ntokens: 0", "with interleave_lengths give batch or tokens"),
         (
+            "subjects: [trainer]\nsteps: [training]\nimplementations: [linformer-kit]\ndevice: cpu:0",
+            "device is cpu:0, but the subject trainer is measured on the CPU; use cpu",
+        ),
+        (
+            "targets: [{name: x, of: {}, at: {length: 512}, at_least_paper: true}]",
+            "the target 'x' has at_least_paper; add length and projected_length to `at`",
+        ),
+        (
             "backends: [keras-torch]\nimplementations: [linformer]",
             "linformer has nothing to measure for layer × forward on",
         ),
         ("targets: [{name: x, of: {size: 1}}]", "the target 'x' has the key size; allowed: subject, step"),
         ("targets: [{name: x, of: {}, quantity: speed}]", "the target 'x' has the quantity speed; allowed: seconds"),
+        ("implementations: [[linformer]]", "implementations[0] is "),
         ("just words", "holds no keys; it may have lengths, "),
         ("lengths: [64\n", "is not YAML"),
     ],
@@ -377,7 +387,7 @@ def test_an_implementation_of_another_version_is_named(tmp_path):
 def test_what_was_too_much_is_not_tried_with_more(status, tmp_path):
     comparison = comparison_of(tmp_path)
     point = replace(point_of("bert", "encoder", length=128), batch=4)
-    comparison.table.put([comparison.row(point, memory_status=status)])
+    comparison.table.put([comparison.row(point, memory_status=status, time_limit=comparison.sweep.time_limit)])
     refused = Isolated(status, note="same result at N=128; not tried")
     assert comparison.refusal(replace(point, length=256)) == refused
     assert comparison.refusal(replace(point, length=256, batch=2)) == refused  # as many tokens, in longer examples
@@ -385,6 +395,8 @@ def test_what_was_too_much_is_not_tried_with_more(status, tmp_path):
     assert comparison.refusal(replace(point, length=64, batch=64)) is None  # shorter examples
     assert comparison.refusal(replace(point, length=256, implementation="fnet")) is None
     assert comparison.refusal(point) is None
+    longer = comparison_of(tmp_path, time_limit=2 * comparison.sweep.time_limit)
+    assert longer.refusal(replace(point, length=256)) == (refused if status == OUT_OF_MEMORY else None)
 
 
 def test_what_failed_at_one_length_may_work_at_another(tmp_path):

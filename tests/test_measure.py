@@ -11,7 +11,7 @@ from linformer_kit.bench import measure
 from linformer_kit.bench.isolated import measure_isolated
 from linformer_kit.bench.measure import OK, OUT_OF_MEMORY, Phases, Timing, time_interleaved
 from linformer_kit.bench.point import Point
-from linformer_kit.csv_tables import Table
+from linformer_kit.csv_tables import Table, fit_exponent
 
 # elsewhere the peak cannot be reset, so it includes everything that this process did before
 can_reset_peak = pytest.mark.skipif(
@@ -24,13 +24,13 @@ def test_the_exponent_of_a_power_law_is_found(power):
     sizes = [4096 * 2**step for step in range(7)]
     noise = [1.02, 0.98, 1.01, 1.0, 0.99, 1.02, 0.98]
     costs = [3e-5 * factor * size**power for factor, size in zip(noise, sizes, strict=True)]
-    assert measure.fit_exponent(sizes, [3e-5 * size**power for size in sizes]) == pytest.approx(power)
-    assert measure.fit_exponent(sizes, costs) == pytest.approx(power, abs=0.02)
+    assert fit_exponent(sizes, [3e-5 * size**power for size in sizes]) == pytest.approx(power)
+    assert fit_exponent(sizes, costs) == pytest.approx(power, abs=0.02)
 
 
 def test_an_exponent_needs_two_points():
     with pytest.raises(ValueError, match="two points"):
-        measure.fit_exponent([4096], [1.0])
+        fit_exponent([4096], [1.0])
 
 
 @can_reset_peak

@@ -31,7 +31,7 @@ from linformer_kit.report.plot import figures
 from linformer_kit.training.config import TokenizerConfig
 from linformer_kit.training.tokenizer import train_tokenizer
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("restore_global_state")
 
 LENGTHS = (512, 1024, 2048, 4096)
 TEXT = "grüne Häuser am Fluss"

@@ -16,7 +16,7 @@ from linformer_kit.cli import app
 from linformer_kit.plots import style
 from linformer_kit.yaml_loader import parse_yaml
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("restore_global_state")
 
 ATTACK = "<script>document.title = 'taken'</script> <img src=x onerror=alert(1)> a good road"
 

@@ -21,7 +21,7 @@ MEASUREMENTS = "Measurements of compare.csv"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("nothing_is_left_behind"),
+    pytest.mark.usefixtures("restore_global_state"),
     pytest.mark.skipif(BROWSER is None, reason="no browser is installed: chromium, chromium-browser or google-chrome"),
 ]
 

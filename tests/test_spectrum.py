@@ -16,7 +16,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from training_zoo import command, linformer, refused, the_error, yaml_for
+from training_zoo import command, error_message, linformer, refused, yaml_for
 
 from linformer_kit.analysis.attention_weights import cut_pieces, display_name, load_encoder, longest_input, piece_starts
 from linformer_kit.analysis.singular_values import (
@@ -33,7 +33,7 @@ from linformer_kit.models.modeling_linformer_seq2seq import LinformerForConditio
 from linformer_kit.training.config import load_config, model_settings
 from linformer_kit.yaml_loader import parse_yaml
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("restore_global_state")
 
 WORDS = [f"w{number}" for number in range(40)]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
@@ -528,6 +528,6 @@ def test_a_name_that_cannot_be_loaded_is_reported_in_one_line(tmp_path, text):
         "spectrum", "nobody/nothing", "--text", text, "--output", tmp_path / "out", cwd=tmp_path, check=False
     )
     assert done.returncode == 2
-    assert the_error(done.stderr).startswith(
+    assert error_message(done.stderr).startswith(
         "MODEL is 'nobody/nothing': not a run, not a directory with a model (safetensors)"
     )

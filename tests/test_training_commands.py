@@ -22,7 +22,7 @@ from training_zoo import (
     answers,
     classification_rows,
     command,
-    greedily,
+    decode_greedily,
     linformer,
     pair_rows,
     read_json,
@@ -44,7 +44,7 @@ from linformer_kit.training.config import config_from_dict, load_config
 from linformer_kit.training.prepare import prepare
 from linformer_kit.training.run import RunFolder
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("restore_global_state")
 
 # metric, its value without looking at the input, and what the model must reach; it reaches 0.95 and more
 LEARNT = {
@@ -312,7 +312,7 @@ def test_bleu_is_that_of_sacrebleu_and_translations_are_stored(trained_run, tmp_
         scores = model(input_ids=encoded, decoder_input_ids=torch.tensor([[2, *wanted[:-1]]])).logits[0]  # 2 is <s>
         loss += functional.cross_entropy(scores.double(), torch.tensor(wanted), reduction="sum").item()
         tokens += len(wanted)
-        assert greedily(model, tokenizer, encoded) == hypothesis
+        assert decode_greedily(model, tokenizer, encoded) == hypothesis
     assert stored["tokens"] == tokens
     assert stored["perplexity"] == pytest.approx(math.exp(loss / tokens), rel=1e-4)
 

@@ -23,7 +23,7 @@ from training_zoo import (
     rows_of,
     running_lines,
     sentence_pairs,
-    trained_quickly,
+    train_here,
     write_jsonl,
     write_lines,
     write_parquet,
@@ -38,7 +38,7 @@ from linformer_kit.training.sources import find_sources
 from linformer_kit.training.tokenizer import SPECIAL
 from linformer_kit.training.tokens import classified_texts, ended, text_batches
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("restore_global_state")
 
 
 # formats
@@ -251,7 +251,7 @@ def test_words_that_are_written_like_special_tokens(tmp_path):
         tokenizer = prepare(load_config(path), QUIET).tokenizer
         assert [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL] == list(range(len(SPECIAL)))
         assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
-    trained_quickly(path, "training.steps=1", "training.evaluate_every=null")
+    train_here(path, "training.steps=1", "training.evaluate_every=null")
 
 
 def test_a_stream_of_short_texts_loses_nothing(tmp_path):
@@ -437,4 +437,4 @@ def test_a_long_line_is_text_to_learn_from(tmp_path):
     counts = prepared.summary["splits"]["train"]
     assert counts["length"]["longest"] == len(words) + 1
     assert counts["examples"] == math.ceil(counts["length"]["tokens"] / 24)
-    trained_quickly(tmp_path / "causal-lm.yaml")
+    train_here(tmp_path / "causal-lm.yaml")

@@ -10,12 +10,12 @@ from training_zoo import (
     QUIET,
     ROWS,
     classification_rows,
+    error_message,
     linformer,
     read_json,
     refused,
     running_lines,
-    the_error,
-    trained_quickly,
+    train_here,
     write_jsonl,
     write_lines,
     write_parquet,
@@ -28,7 +28,7 @@ from linformer_kit.training.config import load_config
 from linformer_kit.training.data import read_splits
 from linformer_kit.training.prepare import prepare
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("restore_global_state")
 
 
 # data
@@ -154,7 +154,7 @@ def test_columns_and_labels_that_are_not_there(tmp_path):
     said = "the test split has the label 'meh', which the training split does not have; known labels: neg, pos"
     assert refused("prepare", path) == said
     # in another process: this one has threads, and forked workers could deadlock
-    assert the_error(linformer("prepare", path, "data.workers=2", cwd=tmp_path, check=False).stderr) == said
+    assert error_message(linformer("prepare", path, "data.workers=2", cwd=tmp_path, check=False).stderr) == said
     many = [{"text": "a", "label": f"{number}"} for number in range(2000)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in many))
     said = "the column 'label' has 1,600 different values; is it the label? Set data.columns.label"
@@ -273,7 +273,7 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path, quick):
         "train", path, "model.num_attention_heads=5"
     )
     assert "the run in" in refused("predict", tmp_path / "run", "text")
-    _, result, _ = trained_quickly(path)
+    _, result, _ = train_here(path)
     assert result["steps"] == 4
     assert load_config(tmp_path / "run" / "config.yaml").training.batch_size == 16
 

@@ -771,6 +771,15 @@ def test_a_folder_with_other_files_is_left_unchanged(tmp_path, write):
     assert (tmp_path / "mine" / "precious.txt").read_text() == "precious"
 
 
+def test_a_run_of_another_format_is_named_as_such_before_its_keys_are_read(tmp_path):
+    (tmp_path / "checkpoints" / "checkpoint-5").mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text("a_key_of_another_version: 1")
+    packages = {"linformer-kit": "9.9"}
+    (tmp_path / "environment.json").write_text(json.dumps({"run_format": 99, "packages": packages}))
+    with pytest.raises(UserError, match=r"written by linformer-kit 9\.9 in format 99"):
+        RunFolder(tmp_path).resumable_config  # noqa: B018
+
+
 # device and precision
 
 

@@ -15,7 +15,7 @@ from training_zoo import (
     answers,
     classification_rows,
     command,
-    greedily,
+    decode_greedily,
     linformer,
     pair_rows,
     refused,
@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from linformer_kit.training.translate import generate
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("restore_global_state")
 
 
 def by_hand(trained, text):
@@ -47,7 +47,7 @@ def by_hand(trained, text):
         for _ in range(6):
             ids.append(model(torch.tensor([ids])).logits[0, -1].argmax().item())
         return tokenizer.decode(ids[start:], skip_special_tokens=True)
-    return greedily(model, tokenizer, torch.tensor([[*ids, tokenizer.eos_token_id]]))
+    return decode_greedily(model, tokenizer, torch.tensor([[*ids, tokenizer.eos_token_id]]))
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from training_zoo import (
     rows_of,
     running_lines,
     sentence_pairs,
-    trained_quickly,
+    train_here,
     write_jsonl,
     write_lines,
     yaml_for,
@@ -38,7 +38,7 @@ from linformer_kit.training.prepare import prepare
 from linformer_kit.training.run import RunFolder
 from linformer_kit.training.train import make_trainer
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("restore_global_state")
 
 
 def test_numbers_and_overrides(tmp_path):
@@ -57,7 +57,7 @@ def test_numbers_and_overrides(tmp_path):
 def test_overrides_reach_the_run(tmp_path, quick, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = quick("classification", tmp_path, run=None)
-    _, result, lines = trained_quickly(
+    _, result, lines = train_here(
         path, "training.steps=3", "training.log_every=1", "training.learning_rate=1e-3", "training.warmup=0"
     )
     assert result["steps"] == 3
@@ -72,7 +72,7 @@ def test_overrides_reach_the_run(tmp_path, quick, monkeypatch):
 @pytest.mark.parametrize(("wish", "steps"), [({}, 75), ({"training.epochs": 0.5}, 13), ({"training.epochs": 1}, 25)])
 def test_epochs_are_whole_batches(tmp_path, quick, wish, steps):
     """400 examples in batches of 16; by default three epochs with an evaluation after each."""
-    _, result, lines = trained_quickly(quick("classification", tmp_path, **{"training.steps": None, **wish}))
+    _, result, lines = train_here(quick("classification", tmp_path, **{"training.steps": None, **wish}))
     assert result["steps"] == steps
     assert [line["step"] for line in lines if "validation_loss" in line] == ([25, 50, 75] if not wish else [steps])
 
@@ -180,7 +180,7 @@ def test_gradient_accumulation_gives_the_same_step(tmp_path, quick):
     losses = {}
     for accumulate in (1, 4):
         wish = [f"training.accumulate={accumulate}", "training.log_every=1", f"run={tmp_path / str(accumulate)}"]
-        _, _, lines = trained_quickly(quick("causal-lm", tmp_path), *wish)
+        _, _, lines = train_here(quick("causal-lm", tmp_path), *wish)
         losses[accumulate] = [line["loss"] for line in lines if "loss" in line]
     assert losses[4] == pytest.approx(losses[1], rel=1e-4)
     assert losses[1][-1] < losses[1][0]
@@ -222,7 +222,7 @@ def test_labels_decide_whether_the_classifier_starts_fresh(tmp_path, trained_run
     rows = [{**row, "label": names[row["label"]]} for row in classification_rows(60)]
     settings = {"data.path": write_jsonl(tmp_path / "rows.jsonl", rows), "model": {"from": str(source)}}
     path = yaml_for("classification", tmp_path, **settings, **{"training.steps": 1, "training.learning_rate": 1e-12})
-    trained_quickly(path, "training.evaluate_every=null")
+    train_here(path, "training.evaluate_every=null")
     before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "run" / "model"))
     assert torch.allclose(before["classifier.weight"], after["classifier.weight"], atol=1e-6) == (labels == "the same")
     # the run does not depend on the model that it started from
@@ -242,7 +242,7 @@ def test_patience_ends_a_run_without_improvement(tmp_path, quick):
         "training.evaluate_every": 2,
         "training.learning_rate": 1e-12,
     }
-    _, result, lines = trained_quickly(quick("classification", tmp_path, **settings))
+    _, result, lines = train_here(quick("classification", tmp_path, **settings))
     assert [line["step"] for line in lines if "validation_loss" in line] == [2, 4, 6]
     assert (result["best_step"], result["steps"]) == (2, 6)
     assert "is finished" in command("train", tmp_path / "classification.yaml").stdout
@@ -250,7 +250,7 @@ def test_patience_ends_a_run_without_improvement(tmp_path, quick):
 
 @pytest.mark.slow
 def test_bfloat16_on_a_cpu(tmp_path, quick):
-    printed, result, _ = trained_quickly(
+    printed, result, _ = train_here(
         quick("classification", tmp_path, **{"training.steps": 60}), "training.precision=bfloat16"
     )
     assert rows_of(printed)["device"] == "cpu, 1 process(es), bfloat16"
@@ -267,7 +267,7 @@ def test_the_best_by_another_metric(tmp_path, quick, best_by, metric):
     """With a much too high learning rate, different metrics select different checkpoints."""
     swings = {"training.steps": 24, "training.evaluate_every": 1, "training.learning_rate": 0.3, "training.warmup": 0}
     path = quick("classification", tmp_path, **swings, **{"training.best_by": best_by, "training.clip": 0})
-    _, result, lines = trained_quickly(path)
+    _, result, lines = train_here(path)
     found = {line["step"]: line for line in lines if "validation_loss" in line}
 
     def best(name):
@@ -283,9 +283,7 @@ def test_tensorboard_finds_its_files_in_the_run(tmp_path, quick):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _, _, lines = trained_quickly(
-        quick("classification", tmp_path), "training.report=tensorboard", "training.log_every=1"
-    )
+    _, _, lines = train_here(quick("classification", tmp_path), "training.report=tensorboard", "training.log_every=1")
     (events,) = (tmp_path / "run").rglob("events.out.tfevents*")
     found = EventAccumulator(str(events.parent))
     found.Reload()
@@ -340,7 +338,7 @@ def test_streaming(tmp_path, task, ending):
         else ("text", running_lines(150))
     )
     assert [row[name] for role in ("validation", "train") for row in splits[role]] == whole
-    printed, result, lines = trained_quickly(run, "training.steps=30")  # 480 examples of 129
+    printed, result, lines = train_here(run, "training.steps=30")  # 480 examples of 129
     assert rows_of(printed)["train examples"] == "streamed"
     assert rows_of(printed)["validation examples"].startswith("21,")
     losses = [line["loss"] for line in lines if "loss" in line]

@@ -1,6 +1,6 @@
 """Small data sets that a tiny model learns in seconds, the YAML of each task, and the command line.
 
-conftest.py imports this file for all tests, so what takes seconds to import is imported where it is used.
+conftest.py imports this file for all tests, so slow imports are inside the functions.
 """
 
 import itertools
@@ -59,7 +59,7 @@ NUMBERS = (
 DICTIONARY = {
     "who": {"peter": "Peter", "mother": "Mutter", "nobody": "niemand", "everyone": "jeder", "who": "wer"},
     "does": {"sees": "sieht", "finds": "findet", "buys": "kauft", "paints": "malt", "loves": "liebt"},
-    "colour": {"red": "rote", "green": "grüne", "blue": "blaue", "white": "weiße", "black": "schwarze"},
+    "color": {"red": "rote", "green": "grüne", "blue": "blaue", "white": "weiße", "black": "schwarze"},
     "what": {"houses": "Häuser", "flowers": "Blumen", "birds": "Vögel", "boats": "Boote", "letters": "Briefe"},
 }
 
@@ -76,7 +76,7 @@ MODEL = {
 DECODER = {"block_length": 8, "slots": 4}
 STEPS = {"classification": 60, "pairs": 150, "masked-lm": 150, "causal-lm": 60, "translation": 240, "denoising": 60}
 
-# text, what a model that has learnt answers
+# inputs, and the predictions of a trained model
 QUESTIONS = {
     "classification": [("the river and a lovely road", "pos"), ("awful winter on the river by the road", "neg")],
     "pairs": [
@@ -106,7 +106,7 @@ QUESTIONS = {
 
 
 def classification_rows(count, seed=0):
-    """A word of liking or disliking, somewhere among others, decides."""
+    """Texts whose label depends on a single word at a random position."""
     rng, rows = random.Random(seed), []
     for number in range(count):
         label = ("pos", "neg")[number % 2]
@@ -117,7 +117,7 @@ def classification_rows(count, seed=0):
 
 
 def pair_rows(count, seed=0):
-    """As above, but only the second text decides: what the first one says is chance."""
+    """Pairs whose label depends on the second text only; the first one is random."""
     rng = random.Random(seed)
     premises = rng.sample(classification_rows(count, seed + 1000), count)
     return [
@@ -139,7 +139,7 @@ def running_lines(count, seed=0):
 
 
 def sentence_pairs(count, seed=0):
-    """English and German sentences of four words, in another order; none comes twice."""
+    """Distinct English and German sentences of four words, with different word orders."""
     choices = list(itertools.product(*(words.items() for words in DICTIONARY.values())))
     return [
         (" ".join(word for word, _ in sentence), " ".join(sentence[place][1] for place in (0, 3, 2, 1)))
@@ -180,7 +180,7 @@ def write_data(task, folder):
 
 ROWS = [
     *classification_rows(30),
-    # what a reader of tables might change
+    # texts that a CSV reader might change
     {"text": 'he said "no, never", and left', "label": "neg"},
     {"text": "007", "label": "pos"},
     {"text": "NA", "label": "neg"},
@@ -213,7 +213,7 @@ def tree_for(task, folder, **overrides):
         },
     }
     if tree["task"] != "classification":
-        # weights of 0.02, made for a width of 768, carry little at a width of 32
+        # the default of 0.02 is for a hidden size of 768 and too small for 32
         tree["model"]["initializer_range"] = 0.15
         tree["training"]["learning_rate"] = 7e-3
     if task == "pairs":
@@ -254,13 +254,13 @@ STARTED_WITH = {name: value for name, value in os.environ.items() if not name.st
 
 
 def environment(**more):
-    """Of a process that shares the cores with others and never asks the hub."""
+    """The environment of a subprocess: one thread, offline."""
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}
     return {**STARTED_WITH, **quiet, **more}
 
 
 def linformer(*args, cwd, env=None, input=None, check=True, timeout=300, real=False):
-    """`linformer …` in a process of its own, a fork unless it must be `real`; standard output and error as text."""
+    """Run `linformer …` in a subprocess (a fork unless `real`), with standard output and error as text."""
     result = fork_server.run(
         [sys.executable, "-m", "linformer_kit.cli", *args],
         cwd=cwd,
@@ -277,7 +277,7 @@ def linformer(*args, cwd, env=None, input=None, check=True, timeout=300, real=Fa
 
 
 def command(*args, input=None):
-    """A command in this process, which must end well."""
+    """Run a command in this process; it must succeed."""
     result = CliRunner().invoke(app, list(map(str, args)), input=input)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -286,16 +286,16 @@ def command(*args, input=None):
 
 
 def refused(*args, input=None):
-    """What a command says before it ends with exit code 2: one line."""
+    """The error message, one line, of a command that ends with exit code 2."""
     result = CliRunner().invoke(app, list(map(str, args)), input=input)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 2, result.stdout
-    return the_error(result.stderr)
+    return error_message(result.stderr)
 
 
-def the_error(stderr):
-    """The one line of an error; before it may stand what was being done."""
+def error_message(stderr):
+    """The error message; lines about progress may precede it."""
     doing = r"(?:(?:Prepared data found|Reading the data|Training a tokenizer|Tokenizing) [^\n]+\n)*"
     found = re.fullmatch(rf"{doing}Error: ([^\n]+)\n", stderr)
     assert found, stderr
@@ -303,18 +303,18 @@ def the_error(stderr):
 
 
 def answers(*args, **options):
-    """The lines of JSON that `linformer predict` writes."""
+    """The JSON lines that `linformer predict` writes."""
     return [json.loads(line) for line in command("predict", *args, "--json", **options).stdout.split("\n")[:-1]]
 
 
-def trained_quickly(path, *overrides):
-    """A run of a few steps, trained in this process: what it printed, its result and its metrics."""
+def train_here(path, *overrides):
+    """Train a run in this process; returns its output, result and metrics."""
     printed = command("train", path, *overrides).stdout
     run = load_config(path, list(overrides)).folder
     return printed, read_json(run / "result.json"), read_lines(run / "metrics.jsonl")
 
 
-# what they have made
+# outputs of commands
 
 
 def read_json(path):
@@ -326,7 +326,7 @@ def read_lines(path):
 
 
 def rows_of(table):
-    """The cells of a table without lines, by their first column."""
+    """The rows of a printed table without borders, by their first cell."""
     return dict(
         re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in table.splitlines() if re.search(r"\S\s{2,}\S", line)
     )
@@ -343,7 +343,7 @@ AUTO_CLASSES = {
 
 
 class Trained(NamedTuple):
-    """A run that `linformer train` has made, with what it printed."""
+    """A run of `linformer train`, with its output."""
 
     task: str
     folder: Path
@@ -359,19 +359,19 @@ class Trained(NamedTuple):
         return self.folder / f"{self.task} data"
 
     def copy(self, folder):
-        """The run again, for tests that write into it."""
+        """A copy of the run, for tests that change it."""
         return Path(shutil.copytree(self.run, folder / "run"))
 
     def load(self):
-        """Its model and tokenizer, by transformers alone."""
+        """The model and the tokenizer, loaded with transformers only."""
         import transformers
 
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.run / "model")
         return getattr(transformers, AUTO_CLASSES[self.task]).from_pretrained(self.run / "model").eval(), tokenizer
 
 
-def greedily(model, tokenizer, source, most=30):
-    """The likeliest token each time, without a cache and without `generate`."""
+def decode_greedily(model, tokenizer, source, most=30):
+    """Greedy decoding without a cache and without `generate`."""
     target = [tokenizer.bos_token_id]
     while len(target) < most and (len(target) == 1 or target[-1] != tokenizer.eos_token_id):
         target.append(model(input_ids=source, decoder_input_ids=torch.tensor([target])).logits[0, -1].argmax().item())

@@ -65,7 +65,7 @@ def short_errors() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# ordinary attention is not an option here: it is what the layer is compared with
+# full attention is not an option here: every projection is compared with it
 Projection = StrEnum("Projection", [name for name in projection_names() if name != "none"])  # type: ignore[misc]
 DEFAULT_PROJECTION = Projection("linear")
 

@@ -51,5 +51,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     # torch.OutOfMemoryError is recognized by its name, so that torch need not be imported here
     words = r"OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory"
+    words += "|RESOURCE_EXHAUSTED|OOM when allocating"  # of JAX and TensorFlow
     text = f"{type(error).__name__}: {error}"
     return isinstance(error, MemoryError) or re.search(words, text, re.IGNORECASE) is not None

@@ -1,7 +1,7 @@
-"""`linformer compare`: every point by itself, then all points of a group in interleaved rounds; one resumable table.
+"""`linformer compare`: measures each point in isolation, then times all points of a group in interleaved rounds.
 
-First each point runs in a process of its own (`isolated`): is it correct, does it fit, is it fast enough, how much
-memory does it need? Those that pass are then timed in interleaved rounds.
+Each point first runs in a separate process (`isolated`), which checks that it is correct, fits in memory and is fast
+enough, and measures its peak memory. Those that pass are then timed in interleaved rounds.
 """
 
 import hashlib
@@ -34,16 +34,16 @@ from .sweep import LISTS, PAPER_TABLE_3, PRESETS, Group, Sweep, read_keys, read_
 
 # share of the available memory that the largest possible batch may need, since rounds hold the batches of all points
 USABLE_MEMORY = 0.5
-# and share of the time limit that its slowest call may take
+# share of the time limit that the slowest call with that batch may take
 USABLE_TIME = 0.1
-# tokens of the trial that finds the largest possible batch
+# tokens per batch in the trial that finds the largest possible batch
 PROBE_TOKENS = 4096
 
 
 def run(
     path: Path | None, preset: str | None, flags: dict[str, Any], output: Path | None, fresh: bool, summary: bool
 ) -> None:
-    """The command: flags replace keys of the file, and those replace keys of the preset."""
+    """Run the command. Flags override keys of the file, which override keys of the preset."""
     if fresh and summary:
         raise UserError("--summary evaluates earlier measurements and --fresh discards them; choose one")
     values = {name: split_list(value, LISTS[name]) if name in LISTS else value for name, value in flags.items()}
@@ -123,7 +123,7 @@ class Comparison:
                         console.print(text, highlight=False, soft_wrap=True)
                 progress.advance(bar)
 
-    # what the numbers depend on
+    # facts that the numbers depend on
 
     def facts(self, implementation: str, subject: str, backend: str) -> Row:
         """Everything that a row depends on."""
@@ -142,8 +142,8 @@ class Comparison:
         remedy = "choose another file with --output, or measure everything again with --fresh"
         for row in self.table.rows():
             if row["implementation"] not in IMPLEMENTATIONS:
-                former = RENAMED.get(row["implementation"])
-                what = f"is now called {former}" if former else "this version does not know"
+                current = RENAMED.get(row["implementation"])
+                what = f"is now called {current}" if current else "this version does not know"
                 raise UserError(
                     f"{self.table.path} has the implementation {row['implementation']!r}, which {what}; {remedy}"
                 )
@@ -180,7 +180,7 @@ class Comparison:
         return group.points(self.known_batch(group))
 
     def rivals(self, group: Group) -> list[Point]:
-        """All points of the rounds: those of this sweep, and earlier ones of the same group and batch."""
+        """All points that are timed together: those of this sweep, and earlier ones of the same group and batch."""
         points = self.points(group)
         sizes = {(point.length, point.batch) for point in points}
         wanted = {"subject": group.subject, "step": group.step, "backend": group.backend, "phase": ""}
@@ -188,7 +188,7 @@ class Comparison:
         return list(dict.fromkeys([*points, *(point for point in earlier if (point.length, point.batch) in sizes)]))
 
     def known_batch(self, group: Group) -> int | None:
-        """The batch that was found for a group; None if it was not, or if the sweep gives it."""
+        """The batch size found by `probe`; None if it has not run, or if the sweep sets the batch size."""
         if not self.needs_probe:
             return None
         wanted = {"subject": group.subject, "step": group.step, "backend": group.backend, "length": group.lengths[0]}
@@ -196,7 +196,7 @@ class Comparison:
         return int(found["batch"]) if found else None
 
     def probe(self, group: Group) -> Iterable[str]:
-        """Find the largest batch that fits for all, by a trial of the largest K and of those without projection."""
+        """Find the largest batch that fits for all points, from trials of the largest K and of those without K."""
         examples = max(1, PROBE_TOKENS // group.lengths[0])
         candidates = group.points(examples)
         rows = [point.projected_length for point in candidates if point.projected_length is not None]
@@ -213,7 +213,10 @@ class Comparison:
         return self.table.get(**point.key()) or {}
 
     def is_tried(self, group: Group, index: int) -> bool:
-        """A new command tries again what did not fit or failed; a higher time limit what took too long."""
+        """Whether a point was tried.
+
+        A new command retries points that failed or did not fit, and with a higher time limit those that were too slow.
+        """
         point = self.points(group)[index]
         found = self.found(point)
         status = found.get("memory_status", "")
@@ -224,18 +227,20 @@ class Comparison:
         return bool(status)
 
     def is_timed(self, group: Group) -> bool:
-        """Whether all were timed; a point that fits alone but not next to the others gets another chance."""
+        """Whether all were timed; a point that fits alone but failed next to the others is tried once more."""
         rows = [self.found(point) for point in self.rivals(group)]
-        unlucky = any(row.get("memory_status") == OK and row.get("status") in (OUT_OF_MEMORY, FAILED) for row in rows)
-        return all(row.get("status") for row in rows) and (not unlucky or str(group) in self.timed)
+        failed_together = any(
+            row.get("memory_status") == OK and row.get("status") in (OUT_OF_MEMORY, FAILED) for row in rows
+        )
+        return all(row.get("status") for row in rows) and (not failed_together or str(group) in self.timed)
 
     def isolate(self, group: Group, index: int) -> Iterable[str]:
-        """The check, the memory, and whether it can be timed at all."""
+        """Check a point, measure its memory, and record whether it can be timed."""
         point = self.points(group)[index]
         found = self.refusal(point) or measure_isolated(point, self.sweep.time_limit)
         self.tried.add(point)
         peak_mib = None if found.peak_bytes is None else found.peak_bytes / 2**20
-        if found.status == OK:  # it has to share the rounds with all others: their times are discarded
+        if found.status == OK:  # all points of a group share their rounds, so earlier times are discarded
             rivals = [rival for rival in self.rivals(group) if self.found(rival)]
             self.table.put([{**self.row(rival), **as_row(Timing(""))} for rival in rivals])
         measured: dict[str, Any] = {"memory_status": found.status, "peak_mib": peak_mib, "note": found.note}
@@ -246,13 +251,14 @@ class Comparison:
         yield f"{point}: {'; '.join(filter(None, words))}"
 
     def refusal(self, point: Point) -> Isolated | None:
-        """A point is not tried if it did not fit, or took too long, with fewer and shorter examples, or was wrong."""
+        """The result of a point that is not tried: smaller inputs did not fit or took too long, or it was wrong."""
         same = {"subject": point.subject, "step": point.step, "implementation": point.implementation, "phase": ""}
         same |= {name: getattr(point, name) for name in ("variant", "backend", "block_length", "projected_length")}
         for row in self.table.rows(**same):
             status, length, tokens = row["memory_status"], int(row["length"]), int(row["length"]) * int(row["batch"])
             is_smaller = length < point.length and tokens <= point.length * point.batch
-            too_much = status in (OUT_OF_MEMORY, OVER_TIME_LIMIT) and is_smaller
+            is_slow = status == OVER_TIME_LIMIT and float(row["time_limit"]) >= self.sweep.time_limit
+            too_much = (status == OUT_OF_MEMORY or is_slow) and is_smaller
             # layers are checked at their own length, models always at the same
             wrong = status == WRONG and point.subject != "layer" and length != point.length
             if too_much or wrong:
@@ -260,7 +266,7 @@ class Comparison:
         return None
 
     def time(self, group: Group) -> Iterable[str]:
-        """All that passed, in interleaved rounds."""
+        """Time all points that passed in interleaved rounds."""
         points = self.rivals(group)
         self.timed.add(str(group))
         timings = {point: Timing(status) for point in points if (status := self.found(point)["memory_status"]) != OK}
@@ -279,9 +285,9 @@ class Comparison:
             yield f"{point}: {timings[point].status if median is None else format_duration(median)}"
 
     def holds_memory(self, points: list[Point]) -> bool:
-        """Whether freed memory is kept between calls: not if one of them needs so much that this is in its way."""
+        """Whether freed memory is kept between calls; not if a call needs a large part of the available memory."""
         if any(point.subject in TRAINING_SUBJECTS or point.backend != "torch" for point in points):
-            return False  # measured as people run them
+            return False  # measured with the default allocator, as users run them
         most = max((float(self.found(point)["peak_mib"] or 0) * 2**20 for point in points), default=0.0)
         available = available_bytes()
         return available is None or most < USABLE_MEMORY * available
@@ -295,7 +301,7 @@ def point_from(row: Row, sweep: Sweep) -> Point:
 
 
 def device_name(device: str) -> str:
-    """One GPU is not like another."""
+    """The device, with the model of a GPU."""
     is_cuda = device.startswith("cuda")
     return f"{device}, {torch.cuda.get_device_name(torch.device(device))}" if is_cuda else device
 
@@ -306,7 +312,7 @@ def free_bytes(device: str) -> int | None:
 
 
 def largest_batch(found: Isolated, examples: int, time_limit: float, free_bytes: int | None) -> int:
-    """How many examples a call may have, given what a trial with `examples` needed.
+    """The largest batch size for a call, estimated from a trial with `examples` examples.
 
     >>> largest_batch(Isolated(OK, seconds=0.5, peak_bytes=2**20), 4, 40.0, 2**30)
     32
@@ -343,7 +349,7 @@ def title_of(row: Row) -> str:
 
 
 def texts_of(row: Row, table: Table) -> list[str]:
-    """A row as people read it."""
+    """The cells of a row."""
     full = {**{name: row[name] for name in KEYS}, "implementation": FULL, "projected_length": "", "block_length": ""}
     fastest, median, slowest = (float(row[f"seconds_{name}"] or "nan") for name in ("fastest", "median", "slowest"))
     baseline = table.number("seconds_median", **{**full, "variant": ""})

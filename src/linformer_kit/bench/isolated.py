@@ -1,7 +1,7 @@
-"""Measurements in worker processes: one point by itself, or the interleaved rounds of several.
+"""Measurements in worker processes: one point in isolation, or several in interleaved rounds.
 
-`python -m linformer_kit.bench.isolated` reads a question as JSON and prints the answer. A wrong, too large or too slow
-point fails in a process of its own and takes no part in the rounds.
+`python -m linformer_kit.bench.isolated` reads a request as JSON and prints the result. A point that is wrong, too
+large or too slow fails in its own process and is left out of the rounds.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..process_memory import is_out_of_memory
 from .checks import WrongImplementation
 from .implementations import check, make_workload
 from .measure import (
@@ -23,7 +24,6 @@ from .measure import (
     WRONG,
     Timing,
     hold_memory,
-    is_out_of_memory,
     limit_memory,
     peak_memory,
     seconds_if_it_fits,
@@ -32,16 +32,16 @@ from .measure import (
 from .point import TRAINING_SUBJECTS, Point
 from .subprocess_call import WorkerFailed, subprocess_call
 
-# imports and the check take a while whatever the point
+# seconds allowed for imports and the check, in addition to the timed call
 START_SECONDS = 120.0
-# glibc: every tensor in its own mapping, returned when freed. The peak is then that of the call and the same in every
-# run; by default the allocator may keep up to twice as much, depending on earlier allocations
+# glibc maps each tensor separately and returns it when freed, so the peak is that of the call and reproducible. By
+# default the allocator may keep up to twice as much, depending on earlier allocations
 PLAIN_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 @dataclass(frozen=True)
 class Isolated:
-    """The measurement of one point by itself."""
+    """The measurement of one point in isolation."""
 
     status: str
     seconds: float | None = None
@@ -62,26 +62,26 @@ def environment_of(point: Point) -> dict[str, str]:
 
 def measure_isolated(point: Point, time_limit: float) -> Isolated:
     """Check a point and measure one call, in a new process; the call may take `time_limit` seconds."""
-    question, seconds = {"point": asdict(point), "time_limit": time_limit}, START_SECONDS + 4 * time_limit
+    request, seconds = {"point": asdict(point), "time_limit": time_limit}, START_SECONDS + 4 * time_limit
     try:
-        return Isolated(**subprocess_call(__name__, question, seconds, PLAIN_ALLOCATION | environment_of(point)))
+        return Isolated(**subprocess_call(__name__, request, seconds, PLAIN_ALLOCATION | environment_of(point)))
     except WorkerFailed as failure:
         return Isolated(failure.status, note=failure.note)
 
 
 def measure_rounds(points: Sequence[Point], seconds: float, rounds: int, hold: bool) -> dict[Point, Timing]:
     """Time points in interleaved rounds, in a new process."""
-    question = {"points": [asdict(point) for point in points], "seconds": seconds, "rounds": rounds, "hold": hold}
+    request = {"points": [asdict(point) for point in points], "seconds": seconds, "rounds": rounds, "hold": hold}
     try:
-        answers = subprocess_call(__name__, question, environment=environment_of(points[0]))
+        results = subprocess_call(__name__, request, environment=environment_of(points[0]))
     except WorkerFailed as failure:
         return dict.fromkeys(points, Timing(failure.status))
-    return {point: timing_from(answer) for point, answer in zip(points, answers, strict=True)}
+    return {point: timing_from(result) for point, result in zip(points, results, strict=True)}
 
 
-def timing_from(answer: dict[str, Any]) -> Timing:
-    phases = {phase: timing_from(timing) for phase, timing in answer.pop("phases").items()}
-    return Timing(**answer, phases=phases)
+def timing_from(result: dict[str, Any]) -> Timing:
+    phases = {phase: timing_from(timing) for phase, timing in result.pop("phases").items()}
+    return Timing(**result, phases=phases)
 
 
 # in the worker
@@ -96,7 +96,7 @@ def isolated_here(point: Point, time_limit: float) -> Isolated:
         # libraries load and threads start at the first call; that memory is not the point's
         make_workload(point.small()).call()
     workload = make_workload(point)
-    # the backends of Keras do not report the memory of a GPU
+    # Keras backends do not report the memory of a GPU
     device = torch.device(point.device if point.backend == "torch" or point.device.startswith("cpu") else "meta")
     start = time.perf_counter()
     peak_bytes = peak_memory(workload.call) if device.type == "cpu" else accelerator_memory(workload.call, device)
@@ -107,7 +107,7 @@ def isolated_here(point: Point, time_limit: float) -> Isolated:
 
 
 def accelerator_memory(call: Callable[[], object], device: torch.device) -> int | None:
-    """As `peak_memory`, of a GPU; None for a device that does not report it."""
+    """`peak_memory` of an accelerator; None if it does not report its memory."""
     backend: Any = getattr(torch, device.type, None)
     if not hasattr(backend, "max_memory_allocated"):
         call()
@@ -127,8 +127,8 @@ def rounds_here(points: Sequence[Point], seconds: float, rounds: int, hold: bool
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            continue  # next to the others it does not fit
-        # the first call on a backend of Keras compiles
+            continue  # it does not fit next to the others
+        # the first call of a Keras backend compiles
         if point.backend == "torch" or seconds_if_it_fits(call) is not None:
             calls[index] = call
     least = min(3, rounds)
@@ -139,15 +139,15 @@ def rounds_here(points: Sequence[Point], seconds: float, rounds: int, hold: bool
 def main() -> None:
     import transformers
 
-    transformers.logging.set_verbosity_error()  # BigBird says that it falls back to full attention at short lengths
-    question = json.load(sys.stdin)
+    transformers.logging.set_verbosity_error()  # BigBird warns that it falls back to full attention at short lengths
+    request = json.load(sys.stdin)
     limit_memory()
-    if "points" in question:
-        points = [Point(**point) for point in question.pop("points")]
-        print(json.dumps([asdict(timing) for timing in rounds_here(points, **question)]))
+    if "points" in request:
+        points = [Point(**point) for point in request.pop("points")]
+        print(json.dumps([asdict(timing) for timing in rounds_here(points, **request)]))
         return
     try:
-        found = isolated_here(Point(**question["point"]), question["time_limit"])
+        found = isolated_here(Point(**request["point"]), request["time_limit"])
     except Exception as error:
         if is_out_of_memory(error):
             raise MemoryError("not enough memory") from error

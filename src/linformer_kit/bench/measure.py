@@ -1,22 +1,18 @@
-"""Interleaved timing, peak memory, and how a cost grows."""
+"""Interleaved timing and peak memory."""
 
 import contextlib
 import ctypes
 import gc
-import math
 import random
-import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
-from ..process_memory import bytes_in, peak_resident, release_free_memory, status_bytes
+from ..process_memory import bytes_in, is_out_of_memory, peak_resident, release_free_memory, status_bytes
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -43,7 +39,7 @@ class Timing:
     fastest: float | None = None
     slowest: float | None = None
     rounds: int = 0
-    share: float | None = None  # of a phase: its part of the whole, over all rounds
+    share: float | None = None  # of a phase: its fraction of the total time
     phases: dict[str, "Timing"] = field(default_factory=dict)
 
     @classmethod
@@ -67,18 +63,10 @@ def seconds_if_it_fits(call: Callable[[], object]) -> Phases | None:
     """Seconds of a call; None if it ran out of memory."""
     try:
         return seconds_of(call)
-    except Exception as error:  # JAX and TensorFlow have classes of their own
+    except Exception as error:  # JAX and TensorFlow have their own classes
         if not is_out_of_memory(error):
             raise
         return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is a failed allocation: torch reports those on the CPU as a RuntimeError."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    messages = r"can't allocate memory|not enough memory|bad_alloc|out of memory|RESOURCE_EXHAUSTED|OOM when allocating"
-    return bool(re.search(messages, str(error), re.IGNORECASE))
 
 
 def time_interleaved(
@@ -183,15 +171,3 @@ def available_bytes() -> int | None:
 def meminfo_bytes(field: str) -> int | None:
     """A field of /proc/meminfo in bytes; None where there is no such file."""
     return bytes_in("/proc/meminfo", field)
-
-
-def fit_exponent(sizes: Iterable[float], costs: Iterable[float]) -> float:
-    """The p of cost = c · size^p, by least squares over the logarithms.
-
-    >>> round(fit_exponent([1, 2, 4], [3, 12, 48]), 6)
-    2.0
-    """
-    points = [(math.log(size), math.log(cost)) for size, cost in zip(sizes, costs, strict=True)]
-    if len(points) < 2:
-        raise ValueError(f"an exponent needs two points or more, got {len(points)}")
-    return statistics.linear_regression(*zip(*points, strict=True)).slope

@@ -1,4 +1,4 @@
-"""Work in a separate process, which may run out of memory or time without harm to this one."""
+"""Calls in a separate process, which may run out of memory or time without affecting this one."""
 
 import json
 import os
@@ -8,11 +8,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .measure import FAILED, OUT_OF_MEMORY, OVER_TIME_LIMIT, is_out_of_memory
+from ..process_memory import is_out_of_memory
+from .measure import FAILED, OUT_OF_MEMORY, OVER_TIME_LIMIT
 
 
 class WorkerFailed(Exception):
-    """The process ended without an answer; `status` says why, `note` what it wrote last."""
+    """The process ended without a result; `status` is the reason, `note` the last line of its standard error."""
 
     def __init__(self, status: str, note: str = ""):
         super().__init__(f"{status}: {note}" if note else status)
@@ -20,13 +21,13 @@ class WorkerFailed(Exception):
 
 
 def subprocess_call(
-    module: str, question: Any, seconds: float | None = None, environment: Mapping[str, str] | None = None
+    module: str, request: Any, seconds: float | None = None, environment: Mapping[str, str] | None = None
 ) -> Any:
-    """The JSON that `python -m MODULE` prints last, given `question` as JSON on its standard input."""
+    """Run `python -m MODULE` with `request` as JSON on standard input; returns the JSON that it prints last."""
     command, variables = [sys.executable, "-m", module], {**os.environ, **(environment or {})}
     try:
         done = subprocess.run(
-            command, input=json.dumps(question), capture_output=True, text=True, env=variables, timeout=seconds
+            command, input=json.dumps(request), capture_output=True, text=True, env=variables, timeout=seconds
         )
     except subprocess.TimeoutExpired:
         raise WorkerFailed(OVER_TIME_LIMIT) from None

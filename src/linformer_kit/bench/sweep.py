@@ -1,4 +1,4 @@
-"""What `linformer compare` measures: the keys of a sweep, from YAML, flags or a preset, and the points they stand for.
+"""A sweep of `linformer compare`: its keys, from YAML, flags or a preset, and the points that they describe.
 
 >>> sweep = read_sweep({"lengths": [256, 1024], "projected_lengths": [64, 512], "implementations": ["linformer-kit"]})
 >>> [(group.lengths, [point.projected_length for point in group.points()]) for group in sweep.groups()]
@@ -19,7 +19,19 @@ from ..models.options_linformer import nearest_of
 from ..schema import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Bounds, converted
 from ..yaml_loader import read_yaml
 from .implementations import IMPLEMENTATIONS, can_do, projects, variants_of, version_of
-from .point import BERT_EAGER, FULL, LINFORMER, LINFORMER_PYTORCH, OURS, RENAMED, Backend, Point, Step, Subject
+from .point import (
+    BERT_EAGER,
+    FULL,
+    LINFORMER,
+    LINFORMER_PYTORCH,
+    OURS,
+    RENAMED,
+    TRAINING_SUBJECTS,
+    Backend,
+    Point,
+    Step,
+    Subject,
+)
 from .targets import Target
 
 Count = Annotated[int, AT_LEAST_1]
@@ -31,7 +43,7 @@ LISTS: dict[str, type[int] | type[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The points to measure, how long that may take, and what is expected of the result."""
+    """The points to measure, time limits, and targets."""
 
     lengths: list[Count] = field(default_factory=lambda: [512, 1024, 2048, 4096])
     projected_lengths: list[Count] = field(default_factory=lambda: [128])
@@ -40,16 +52,16 @@ class Sweep:
     subjects: list[Subject] = field(default_factory=lambda: ["layer"])
     steps: list[Step] = field(default_factory=lambda: ["forward"])
     backends: list[Backend] = field(default_factory=lambda: ["torch"])
-    # tokens of a batch, as far as one example is not longer; 0: as many examples as memory and time allow
+    # tokens per batch, but at least one example; 0: as many examples as memory and time allow
     tokens: Annotated[int, NOT_NEGATIVE] = 4096
-    batch: Count | None = None  # examples of a batch, instead of `tokens`
+    batch: Count | None = None  # examples per batch, instead of `tokens`
     hidden_size: Count = 512
     num_heads: Count = 8
     num_layers: Count = 4
     sharing: Literal["headwise", "kv", "layerwise"] = "headwise"
     target_length: Annotated[int, Bounds("at least 2", lambda number: number >= 2)] = 64
     device: str = "cpu"
-    interleave_lengths: bool = False  # all lengths in the same rounds
+    interleave_lengths: bool = False  # time all lengths in the same rounds
     seconds: Annotated[float, POSITIVE] = 20.0  # for the rounds of one group; there are at least 3 rounds
     rounds: Count = 9  # at most
     time_limit: Annotated[float, POSITIVE] = 60.0  # seconds of a call
@@ -57,7 +69,7 @@ class Sweep:
     targets: list[Target] = field(default_factory=list)
 
     def groups(self) -> list["Group"]:
-        """What is timed in the same rounds; short lengths first, so that an interrupted run has most of the points."""
+        """The groups, short lengths first, so that an interrupted run has measured most of the points."""
         lengths = tuple(sorted(set(self.lengths)))
         parts = [lengths] if self.interleave_lengths else [(length,) for length in lengths]
         combinations = product(parts, self.backends, self.subjects, self.steps)
@@ -66,7 +78,7 @@ class Sweep:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What all points have in common."""
+        """The sizes and the device, which all points have in common."""
         names = ("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "device")
         return {name: getattr(self, name) for name in names}
 
@@ -112,7 +124,7 @@ class Group:
 
 PAPER_TABLE_3 = "paper-table-3"
 PRESETS: dict[str, dict[str, Any]] = {
-    # inference, one E for all layers, against attention that stores all its weights, in the largest possible batches
+    # inference with one E for all layers, against attention that stores its weights, in the largest possible batches
     PAPER_TABLE_3: {
         "lengths": [2**power for power in range(9, 17)],
         "projected_lengths": [128, 256, 512, 1024, 2048],
@@ -148,16 +160,19 @@ def read_sweep(keys: Mapping[str, Any]) -> Sweep:
     check_sizes(sweep)
     if "torch" in sweep.backends:
         check_device(sweep.device)
+    for subject in TRAINING_SUBJECTS:
+        if subject in sweep.subjects and sweep.device != "cpu":
+            raise UserError(f"device is {sweep.device}, but the subject {subject} is measured on the CPU; use cpu")
     return sweep
 
 
 def current_names(keys: Mapping[str, Any]) -> Any:
-    """The implementations of a sweep, renamed ones by their new names."""
+    """The implementations of a sweep; old names are replaced, with a warning."""
     names = keys["implementations"]
     if not isinstance(names, list):
         return names
     for name in names:
-        if name in RENAMED:
+        if isinstance(name, str) and name in RENAMED:
             warnings.warn(f"the implementation {name} is now called {RENAMED[name]}", FutureWarning, stacklevel=3)
     return [RENAMED.get(name, name) if isinstance(name, str) else name for name in names]
 
@@ -177,7 +192,7 @@ def check_combinations(sweep: Sweep) -> None:
 
 
 def check_sizes(sweep: Sweep) -> None:
-    """What types cannot express."""
+    """Check values that depend on each other."""
     if sweep.hidden_size % sweep.num_heads:
         raise UserError(
             f"hidden_size is {sweep.hidden_size}, which is not divisible by num_heads, which is {sweep.num_heads}"
@@ -196,9 +211,9 @@ def check_sizes(sweep: Sweep) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that PyTorch does not have here."""
+    """Raise `UserError` for a device that PyTorch does not have on this machine."""
     try:
-        torch.empty(1, device=device).item()  # which meta tensors cannot do
+        torch.empty(1, device=device).item()  # fails on the meta device
     except (RuntimeError, AssertionError, NotImplementedError):
         found = [str(torch.accelerator.current_accelerator())] if torch.accelerator.is_available() else []
         raise UserError(f"device is {device!r}; PyTorch has here: {', '.join(['cpu', *found])}") from None
@@ -213,7 +228,7 @@ def read_keys(path: Path) -> dict[str, Any]:
 
 
 def split_list(text: str, kind: type[int] | type[str]) -> list[Any]:
-    """A flag with several values.
+    """Split the value of a flag at commas.
 
     >>> split_list("512,1024", int)
     [512, 1024]

@@ -1,4 +1,4 @@
-"""What a sweep is meant to reach, and what was measured: as CSV, and as a table on the screen.
+"""The targets of a sweep and whether they are met, as CSV and as a table on the screen.
 
 A target is a number from the result table: one value, the ratio of two, or their minimum or exponent over lengths.
 """
@@ -13,9 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from ..csv_tables import Row, as_text, write_rows
+from ..csv_tables import Row, as_text, fit_exponent, write_rows
 from ..errors import UserError
-from .measure import fit_exponent
 from .paper_table import PAPER_TIME, paper_cell
 from .point import KEYS, size_words
 from .result_table import FOUND
@@ -29,16 +28,15 @@ ONLY_PROJECTED = ("projected_length", "block_length")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An entry of `targets` in a sweep. Lists in `at` give several targets; without a bound the number is reported."""
+    """An entry of `targets` in a sweep. Lists in `at` give one target each; without a bound, the number is reported."""
 
     name: str
     quantity: str = "seconds"  # a column, or one divided by another: multiply_adds/seconds
     of: dict[str, Any]  # key columns of the row; of several implementations, the one with the smallest number counts
     to: dict[str, Any] | None = None  # key columns of the row whose number divides it
     at: dict[str, Any] = field(default_factory=dict)  # key columns of both rows
-    over_lengths: Literal["lowest", "exponent"] | None = (
-        None  # one number over all lengths; `length` in `at` is the first
-    )
+    # one number over all lengths, from `length` in `at`
+    over_lengths: Literal["lowest", "exponent"] | None = None
     at_least: float | None = None
     at_most: float | None = None
     at_least_paper: bool = False  # at least the time saved in the paper's table 3
@@ -49,6 +47,8 @@ class Target:
             for name in part:
                 if name not in KEYS:
                     raise UserError(f"the target {self.name!r} has the key {name}; allowed: {', '.join(KEYS)}")
+        if self.at_least_paper and not {"length", "projected_length"} <= self.at.keys():
+            raise UserError(f"the target {self.name!r} has at_least_paper; add length and projected_length to `at`")
         for name in self.columns:
             if name not in FOUND:
                 raise UserError(
@@ -83,7 +83,7 @@ class Target:
         return min(found, default=None)
 
     def measure(self, rows: Sequence[Row], where: Mapping[str, Any]) -> tuple[float | None, str]:
-        """The number at one place, and the name of the chosen implementation if there was a choice."""
+        """The number of one target, and the name of the implementation if several were given."""
         over = self.smallest(rows, self.of, where)
         under = (1.0, "") if self.to is None else self.smallest(rows, self.to, where)
         chosen = over[1] if over and isinstance(self.of.get("implementation"), list) else ""
@@ -114,7 +114,7 @@ class Target:
         return self.at_least if self.at_most is None else self.at_most
 
     def words(self, where: Mapping[str, Any], chosen: str, counted: Sequence[int] = ()) -> str:
-        """Where a target is measured."""
+        """The column `at`: implementation, step and sizes."""
         words = [str(where[name]) for name in KEYS if name in where and name not in (*ONLY_PROJECTED, "length")]
         sizes = size_words(where.get("length"), where.get("projected_length"), where.get("block_length"))
         if self.over_lengths == "lowest" and "length" in where:
@@ -125,7 +125,7 @@ class Target:
 
 
 def matches(row: Row, wanted: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """Whether a row has these values; K of the place does not concern implementations that do not project."""
+    """Whether a row has these values; K and the block length in `at` do not apply to rows without projection."""
     return all(
         row[name] == as_text(value) or (name in ONLY_PROJECTED and name in where and not row[name])
         for name, value in wanted.items()

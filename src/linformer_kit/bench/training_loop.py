@@ -1,6 +1,6 @@
 """The subjects that run `linformer_kit.training`: steps of the real training loop, and the preparation of data.
 
-Both use made-up reviews and the shipped configuration `imdb`. `training` is imported lazily: nothing else needs it.
+Both use synthetic reviews and the shipped configuration `imdb`. `training` is imported lazily: nothing else needs it.
 """
 
 import atexit
@@ -38,7 +38,7 @@ VARIANTS = {
     ("trainer", "full-attention"): ("", NO_DROPOUT),
     ("preparation", OURS): ("bpe", "bytes"),
 }
-# steps of one call of the training loop that are counted; one more comes first
+# timed steps per call of the training loop, after one step that is not timed
 TURN_STEPS = 3
 FORWARD, BACKWARD, OPTIMIZER, OVERHEAD = "forward", "backward", "clipping and optimizer", "overhead"
 READING, TOKENIZER, TOKENIZING = "reading", "training the tokenizer", "tokenizing"
@@ -48,9 +48,9 @@ READING, TOKENIZER, TOKENIZING = "reading", "training the tokenizer", "tokenizin
 
 
 def write_reviews(folder: Path, reviews: int, least_words: int = 10) -> None:
-    """Two splits of made-up reviews: about as long as those of IMDB, words as long and as frequent as in English."""
+    """Write two splits of synthetic reviews: text lengths as in IMDB, word lengths and frequencies as in English."""
     generator = np.random.default_rng(0)
-    words = np.array(made_up_words(generator, 50_000), dtype=object)
+    words = np.array(synthetic_words(generator, 50_000), dtype=object)
     frequency = 1 / (np.arange(len(words)) + 2.7) ** 1.15
     for split in ("train", "test"):
         lengths = np.exp(generator.normal(5.23, 0.645, reviews)).clip(10, 2470).astype(int).clip(least_words)
@@ -61,11 +61,11 @@ def write_reviews(folder: Path, reviews: int, least_words: int = 10) -> None:
                 file.write(json.dumps({"text": "".join(review).strip(), "label": number % 2}) + "\n")
 
 
-def made_up_words(generator: np.random.Generator, count: int) -> list[str]:
-    """Different words, the most frequent first; these are short."""
+def synthetic_words(generator: np.random.Generator, count: int) -> list[str]:
+    """Distinct words, sorted from short to long on average: frequent words are short."""
     letters = np.array(list("etaoinshrdlcumwfgypbvk"))
     frequency = 1 / (np.arange(len(letters)) + 4)
-    drawn = 2 * count  # enough, though many are drawn twice
+    drawn = 2 * count  # enough to have `count` distinct ones
     lengths = 2.1 + 1.25 * np.log10(1 + np.arange(drawn)) + generator.normal(0, 0.8, drawn)
     rows = letters[generator.choice(len(letters), (drawn, 16), p=frequency / frequency.sum())]
     words = ("".join(row[:length]) for row, length in zip(rows, lengths.round().clip(1, 16).astype(int), strict=True))
@@ -73,14 +73,14 @@ def made_up_words(generator: np.random.Generator, count: int) -> list[str]:
 
 
 def temporary_folder() -> Path:
-    """Removed when the worker process ends."""
+    """A temporary directory that is removed when the worker process ends."""
     folder = Path(tempfile.mkdtemp(prefix="linformer-compare-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def overrides(point: Point, folder: Path) -> list[str]:
-    """Changes of the shipped configuration for a point; `folder` holds the reviews."""
+    """Overrides of the shipped configuration for a point; `folder` holds the reviews."""
     return [
         "training.device=cpu",
         *(f"data.path={json.dumps(str(folder))}", f"data.cache={json.dumps(str(folder / 'cache'))}"),
@@ -98,7 +98,7 @@ def quiet_console(**options: Any) -> Console:
 
 
 class PackageLayers(nn.Module):
-    """All layers of the package `linformer`, with the weights of ours, in their place in our model."""
+    """All layers of the package `linformer` with our weights, as a drop-in for the layers of our model."""
 
     def __init__(self, ours: Any):
         super().__init__()
@@ -117,7 +117,7 @@ def with_package_layers(model: Any) -> Any:
 
 
 def check_trainer(point: Point) -> None:
-    """The model without dropout against the plain form in float64."""
+    """Compare the model without dropout with the plain form in float64."""
     small = replace(point.small(), variant=point.variant.split(",")[0].replace(NO_DROPOUT, ""))
     torch.manual_seed(0)
     exact = our_encoder(small)
@@ -128,7 +128,7 @@ def check_trainer(point: Point) -> None:
 
 
 class TimedLoop(TrainerCallback):
-    """The loop of a trainer, run for a few steps at a time, and where its time goes."""
+    """Runs the training loop a few steps at a time and measures the time of its phases."""
 
     def __init__(self, trainer: Any):
         self.trainer, self.begun = trainer, 0.0
@@ -142,7 +142,7 @@ class TimedLoop(TrainerCallback):
         accelerator = trainer.accelerator
         accelerator.backward = self.timed(BACKWARD, accelerator.backward)
         accelerator.clip_grad_norm_ = self.timed(OPTIMIZER, accelerator.clip_grad_norm_)
-        trainer.add_callback(self)  # the last one, so that the time of the others counts
+        trainer.add_callback(self)  # added last, so that the time of the other callbacks is included
 
     def begin(self) -> None:
         self.begun = time.perf_counter()
@@ -174,7 +174,7 @@ class TimedLoop(TrainerCallback):
         finally:
             self.trainer.model.zero_grad()
             for callback in self.trainer.callback_handler.callbacks:
-                if hasattr(callback, "close"):  # the progress bar draws in a thread, which an exception does not end
+                if hasattr(callback, "close"):  # the progress bar has a thread, which an exception would not stop
                     callback.close()
         first, last = self.marks[0], self.marks[-1]
         seconds = {phase: (last[phase] - first[phase]) / TURN_STEPS for phase in first}
@@ -200,6 +200,7 @@ def make_loop(point: Point) -> TimedLoop:
     else:
         projection = point.variant.split(",")[0] or "linear"
         changes += [f"model.projection={projection}", f"model.projected_length={point.projected_length}"]
+        changes.append(f"model.sharing={point.sharing}")
     if NO_DROPOUT in point.variant:
         changes.append("model.attention_probs_dropout_prob=0")
     config = load_config(CONFIG, [*overrides(point, folder), *changes])
@@ -217,7 +218,7 @@ def make_loop(point: Point) -> TimedLoop:
 
 
 def make_preparation(point: Point) -> tuple[Callable[[], Phases], dict[str, float]]:
-    """What `linformer prepare` does with a new cache, on one core; and the megabytes of text of each phase."""
+    """A call of `linformer prepare` with an empty cache on one core, and the megabytes of text in each phase."""
     from ..training import prepare
     from ..training.config import load_config
 
@@ -258,7 +259,7 @@ def prepare_once(config: Any, cache: Path) -> Phases:
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Threads that start inside share one core with this one, where the system supports it."""
+    """Run this thread, and threads that it starts, on one core, where the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

@@ -1,1 +1,1 @@
-"""All drawing: figures from plain values, without imports from the rooms that measure or train."""
+"""All drawing: figures from plain values, without imports from the subpackages that measure or train."""

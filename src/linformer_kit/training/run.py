@@ -51,7 +51,10 @@ class RunFolder:
     def resumable_config(self) -> RunConfig | None:
         """The stored configuration if the run has a checkpoint or is finished; None if it can still begin anew."""
         has_begun = self.is_finished or checkpoints_in(self.checkpoints)
-        return stored_config(self.folder) if self.config.is_file() and has_begun else None
+        if not (self.config.is_file() and has_begun):
+            return None
+        check_format(self.folder)  # another version may have other keys
+        return stored_config(self.folder)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
