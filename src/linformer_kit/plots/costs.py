@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..csv_tables import Row, fit_exponent, read_number
 from ..errors import UserError
 from . import style
-from .style import BLACK, BLUE, GREEN, GREY, MARKERS, ORANGE, PURPLE, SKY, VERMILION, Look, Points
+from .style import BLACK, BLUE, GRAY, GREEN, MARKERS, ORANGE, PURPLE, SKY, VERMILION, Look, Points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +20,8 @@ FULL_ATTENTION = "full-attention"
 # color and line style of an implementation; others take the rest of the cycle, in order of appearance
 COLORS = {
     "linformer-kit": (VERMILION, "-"),
-    FULL_ATTENTION: (GREY, "-"),
-    "full-attention-eager": (GREY, ":"),
+    FULL_ATTENTION: (GRAY, "-"),
+    "full-attention-eager": (GRAY, ":"),
     "linformer": (BLUE, "-"),
     "linformer-pytorch": (GREEN, "-"),
     "bert": (BLACK, "-"),
@@ -35,7 +35,7 @@ COLORS = {
     "fnet": (ORANGE, ":"),
 }
 OTHER_COLORS = tuple(
-    (color, style) for style in ("-.", ":") for color in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GREY)
+    (color, style) for style in ("-.", ":") for color in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GRAY)
 )
 LEGEND_CHARACTERS = 32  # of a label, if the legend is to have two columns
 MIN_POINTS = 3  # for an exponent: two points always lie on a line
