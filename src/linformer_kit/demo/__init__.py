@@ -1,4 +1,4 @@
-"""`linformer demo`: trains a detector of file kinds on the files of this Python installation, tests it and times it."""
+"""`linformer demo`: train, test and time a classifier of file types on the files of this Python installation."""
 
 import importlib.util
 import json

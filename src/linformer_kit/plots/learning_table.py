@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LABELS = {"perplexity": "test perplexity (lower is better)", "accuracy": "test accuracy in %", "bleu": "test BLEU"}
-# a perplexity this many times as high as the others is printed instead of drawn, or it would squeeze them together
+# a perplexity this many times as high as the others is printed instead of drawn, to keep the others readable
 FAR = 1.5
 
 Scores = Mapping[str, Sequence[float]]
