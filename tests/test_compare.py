@@ -42,7 +42,7 @@ def linformer(*arguments):
     return CliRunner().invoke(app, ["compare", *map(str, arguments)])
 
 
-# one point by itself
+# one point in isolation
 
 
 def test_the_memory_of_a_point_is_that_of_its_attention_weights():

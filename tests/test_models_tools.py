@@ -221,7 +221,7 @@ def snapshot(model):
     ids=["query and value", "all linear", "all linear, E per head"],
 )
 def adapted(request):
-    """A base model, and a copy of it with LoRA on these layers; the classifier is trained too, as a copy of its own."""
+    """A base model, and a copy of it with LoRA on these layers; the classifier is trained too, as a separate copy."""
     target_modules, sharing = request.param
     base = build(LinformerForSequenceClassification, num_labels=2, hidden_size=32, sharing=sharing)
     options = peft.LoraConfig(task_type="SEQ_CLS", target_modules=target_modules, r=4)
