@@ -507,7 +507,7 @@ def main(
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--costs"]:  # in a process of its own, started by run_job
+    if sys.argv[1:2] == ["--costs"]:  # in a subprocess of run_job
         write_costs(*sys.argv[2:])
     else:
         typer.run(main)

@@ -121,7 +121,7 @@ def test_stepping_with_padded_examples_equals_each_alone(combination, block_leng
             assert_close(stepped[example, real], layer(x[example : example + 1, real], projection=shared)[0])
 
 
-def test_left_padded_prompts_go_on_token_by_token():
+def test_left_padded_prompts_continue_token_by_token():
     layer, _ = build(block_length=4, slots=2)
     prompts, mask = torch.randn(3, 9, 8), torch.arange(9) >= torch.tensor([[0], [3], [8]])
     more = torch.randn(3, 14, 8)
@@ -189,7 +189,7 @@ def test_without_projection_it_is_causal_softmax_attention(block_length, length)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-def test_weights_sum_to_one_and_stand_in_the_columns_of_what_they_are_on(masked):
+def test_weights_sum_to_one_and_have_a_column_for_each_summary_and_token(masked):
     layer, _ = build(num_kv_heads=4)
     x = torch.randn(2, 11, 8)
     mask = torch.rand(2, 11) > 0.3 if masked else None

@@ -42,7 +42,7 @@ def linformer(*arguments):
     return CliRunner().invoke(app, ["compare", *map(str, arguments)])
 
 
-# one point by itself
+# one point in isolation
 
 
 def test_the_memory_of_a_point_is_that_of_its_attention_weights():
@@ -278,7 +278,7 @@ def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
         read_sweep({"implementations": ["linformer"]})
 
 
-def test_an_older_table_is_not_touched(tmp_path):
+def test_an_older_table_is_left_unchanged(tmp_path):
     path = tmp_path / "old.csv"
     path.write_text("subject,length\nlayer,512\n")
     result = linformer("--output", path)
@@ -290,13 +290,13 @@ def test_an_older_table_is_not_touched(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "table.png"])
-def test_what_is_no_csv_is_not_written(name, tmp_path):
+def test_an_output_that_is_not_a_csv_is_rejected(name, tmp_path):
     result = linformer("--output", tmp_path / name, "--fresh")
     assert result.exit_code == 2
     assert "it must be the name of a CSV file, such as compare.csv" in result.stderr
 
 
-def test_a_table_that_is_no_text_is_not_touched(tmp_path):
+def test_a_table_that_is_not_text_is_left_unchanged(tmp_path):
     path = tmp_path / "points.csv"
     path.write_bytes(b"\xff\xfe\x00,1\n")
     result = linformer("--output", path)
@@ -346,7 +346,7 @@ def test_a_table_of_the_previous_version_can_be_read_and_is_not_added_to(tmp_pat
     assert "which this version does not write" in linformer("--output", path).stderr
 
 
-def test_the_phases_of_a_call_have_rows_of_their_own(tmp_path, monkeypatch):
+def test_each_phase_of_a_call_has_its_own_row(tmp_path, monkeypatch):
     comparison = comparison_of(tmp_path, implementations=["bert"])
     (group,) = comparison.sweep.groups()
     (point,) = comparison.points(group)

@@ -21,6 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from linformer_kit import demo
+from linformer_kit.bench.measure import OUT_OF_MEMORY, Timing
 from linformer_kit.cli import app
 from linformer_kit.demo import files
 from linformer_kit.demo.files import SPLITS, WINDOW, Source, Wanted
@@ -432,6 +433,20 @@ def test_the_timed_models_differ_only_in_the_projection(tiny):
     )
     assert {key for key in {**ours, **full} if ours.get(key) != full.get(key)} == {"projection"}
     assert ours["max_position_embeddings"] == 200
+
+
+def test_lengths_at_which_a_model_runs_out_of_memory_are_left_out(tiny, monkeypatch):
+    _, folder, _ = tiny
+
+    def time_calls(calls, **_):
+        does_not_fit = next(iter(calls.values())).args[0].shape[1] > 100
+        return {name: Timing(OUT_OF_MEMORY) if does_not_fit else Timing.of([1.0]) for name in calls}
+
+    monkeypatch.setattr("linformer_kit.bench.measure.time_interleaved", time_calls)
+    console = Console(file=io.StringIO())
+    found = demo.time_models(folder / demo.RUN / "model", demo.Settings(lengths=(64, 128)), console)
+    assert found == {64: {"Linformer": 1.0, "full attention": 1.0}}
+    assert "at 128 bytes a model ran out of memory" in console.file.getvalue()
 
 
 def test_the_picture_is_a_png_with_something_on_it(tiny):

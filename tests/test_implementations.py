@@ -373,7 +373,7 @@ def test_preparation_starts_anew_and_its_phases_add_up(variant):
     assert megabytes[""] == megabytes["tokenizing"] > megabytes["training the tokenizer"] > 0
 
 
-def test_made_up_reviews_are_as_long_as_real_ones(tmp_path):
+def test_synthetic_reviews_are_as_long_as_real_ones(tmp_path):
     training_loop.write_reviews(tmp_path, 2000)
     for split in ("train", "test"):
         with gzip.open(tmp_path / f"{split}.jsonl.gz", "rt") as file:

@@ -323,7 +323,7 @@ def test_a_failure_leaves_the_old_files_and_nothing_else(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [{"train": -1}, {"validation": -1}, {"test": -1}, {"seed": -1}, {"longest": 500}])
-def test_wrong_wishes_are_refused_before_anything_is_written(tmp_path, wrong):
+def test_invalid_arguments_are_rejected_before_anything_is_written(tmp_path, wrong):
     name, value = next(iter(wrong.items()))
     with pytest.raises(ValueError, match=rf"{name}( is |=){value}"):
         write(tmp_path / "listops", **wrong)

@@ -70,7 +70,7 @@ print(subprocess.check_output([sys.executable, "-c", {child!r}], text=True))
     assert int(subprocess.check_output([sys.executable, "-c", code])) < 300
 
 
-def test_the_memory_of_a_point_is_measured_in_a_process_of_its_own():
+def test_the_memory_of_a_point_is_measured_in_a_separate_process():
     hold = torch.ones(100 * 2**18)  # not the worker's
     found = measure_isolated(Point("layer", "forward", "full-attention", 1024, None, 2), 60.0)
     output = 2 * 1024 * 512 * 4

@@ -110,7 +110,7 @@ def test_wrong_spans():
         model(ids(), **good | {"end_positions": torch.tensor([0, 1, 2])})
 
 
-def test_wrong_inputs_of_other_kinds():
+def test_other_wrong_inputs():
     model = build(LinformerModel)
     with pytest.raises(ValueError, match="neither of input_ids and inputs_embeds"):
         model()

@@ -1,4 +1,4 @@
-"""Models learn what can be learnt, and nothing of what cannot."""
+"""Models learn what can be learned, and nothing of what cannot."""
 
 import pytest
 import torch
@@ -68,4 +68,4 @@ def test_on_random_data_a_causal_model_stays_at_the_entropy(decoder_attention):
     losses = train(model, 300, fresh, rate=3e-3)
     entropy = torch.tensor(16.0).log().item()
     assert sum(losses[-100:]) / 100 > entropy - 0.005  # 100 steps of 368 tokens: the mean of log-losses is that exact
-    assert sum(losses[-100:]) / 100 < entropy + 0.05  # and it has learnt that there is nothing to learn
+    assert sum(losses[-100:]) / 100 < entropy + 0.05  # and it has learned that there is nothing to learn

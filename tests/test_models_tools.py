@@ -159,7 +159,7 @@ def test_an_answer_to_a_question_does_not_depend_on_the_batch(side, tokenizer, t
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_what_was_learnt_is_translated_from_a_folder(side, tokenizer, tmp_path):
+def test_a_trained_translator_works_from_a_folder(side, tokenizer, tmp_path):
     tokenizer.padding_side = side
     model = LinformerForConditionalGeneration(config(**sizes(tokenizer)))
     source = tokenizer(TEXTS, padding=True, return_tensors="pt")
@@ -221,7 +221,7 @@ def snapshot(model):
     ids=["query and value", "all linear", "all linear, E per head"],
 )
 def adapted(request):
-    """A base model, and a copy of it with LoRA on these layers; the classifier is trained too, as a copy of its own."""
+    """A base model, and a copy of it with LoRA on these layers; the classifier is trained too, as a separate copy."""
     target_modules, sharing = request.param
     base = build(LinformerForSequenceClassification, num_labels=2, hidden_size=32, sharing=sharing)
     options = peft.LoraConfig(task_type="SEQ_CLS", target_modules=target_modules, r=4)
@@ -257,7 +257,7 @@ def test_every_adapter_takes_part_with_and_without_gradients(adapted):
             assert torch.equal(model(**batch).logits, whole)
 
 
-def test_merged_into_the_weights_adapters_say_the_same(adapted):
+def test_merged_adapters_give_the_same_output(adapted):
     """With adapters every layer is called; merged, the products are taken in the cheapest order."""
     _, model = adapted
     batch = texts_and_classes()
@@ -275,7 +275,7 @@ def test_merged_into_the_weights_adapters_say_the_same(adapted):
         assert_close(answer, answers[0], rtol=1e-4, atol=1e-4)
 
 
-def test_saved_adapters_say_the_same_on_a_loaded_base(adapted, tmp_path):
+def test_saved_adapters_give_the_same_output_on_a_loaded_base(adapted, tmp_path):
     base, model = adapted
     batch = texts_and_classes()
     train(model, batch, steps=5)
@@ -311,7 +311,7 @@ class Texts(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True], ids=["all kept", "computed again"])
-def test_the_trainer_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(gradient_checkpointing, tokenizer, tmp_path):
+def test_the_trainer_resumes_from_a_checkpoint_exactly(gradient_checkpointing, tokenizer, tmp_path):
     data = Texts()
     settings = TrainingArguments(
         tmp_path,

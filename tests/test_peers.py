@@ -39,7 +39,7 @@ def copy_linformer(theirs, ours):
 
 @torch.no_grad()
 def copy_linformer_pytorch(theirs, ours, shared=None):
-    """`linformer-pytorch` 0.19.3 to ours; its E has a bias of its own, which the paper has not."""
+    """`linformer-pytorch` 0.19.3 to ours; its E has a bias, unlike that of the paper."""
     for our, their in ((ours.query, theirs.to_q), (ours.key, theirs.to_k), (ours.value, theirs.to_v)):
         our.weight.copy_(torch.cat([linear.weight for linear in their]))
     ours.output.weight.copy_(theirs.w_o.weight)

@@ -225,7 +225,7 @@ def test_linear_and_conv_start_near_mean_pooling(projection):
 
 
 @pytest.mark.parametrize("projection", ["mean", "max"])
-def test_pooling_no_more_tokens_than_rows_is_ordinary_attention(projection):
+def test_pooling_no_more_tokens_than_rows_is_full_attention(projection):
     layer = LinformerAttention(8, 2, projected_length=10, projection=projection)
     full = LinformerAttention(8, 2, projection="none")
     full.load_state_dict(layer.state_dict())

@@ -191,7 +191,7 @@ def test_a_run_may_be_moved_and_its_checkpoints_removed(trained_run, tmp_path):
 # evaluation, computed independently
 
 
-def labelled_wrongly(rows):
+def wrongly_labeled(rows):
     """Every third label is wrong, so that no metric is perfect."""
     other = {"pos": "neg", "neg": "pos"}
     return [
@@ -205,7 +205,7 @@ def labelled_wrongly(rows):
 )
 def test_every_example_is_classified_and_counted_once(trained_run, tmp_path, task, count):
     trained = trained_run(task)
-    rows = labelled_wrongly((pair_rows if task == "pairs" else classification_rows)(count, seed=7))
+    rows = wrongly_labeled((pair_rows if task == "pairs" else classification_rows)(count, seed=7))
     run = trained.copy(tmp_path)
     command("evaluate", run, "--data", write_jsonl(tmp_path / "others.jsonl", rows))
     stored = read_json(run / "evaluation.json")

@@ -181,7 +181,7 @@ def test_a_split_may_hold_one_class_only(tmp_path):
 
 
 @pytest.mark.parametrize("answers", ["no column", -1, "-1", "", None])
-def test_a_test_split_whose_answers_are_kept_secret(tmp_path, answers):
+def test_a_test_split_with_secret_labels(tmp_path, answers):
     write_jsonl(
         tmp_path / "data" / "train.jsonl", [{"text": row["text"], "label": int(row["label"] == "pos")} for row in ROWS]
     )
@@ -205,7 +205,7 @@ def test_files_are_named_after_their_split_in_many_ways(tmp_path, names):
     assert f"Reading the data … train: {files[0]}, test: {files[1]}\n" in command("prepare", path).stdout
 
 
-def test_a_mark_at_the_beginning_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_not_text(tmp_path):
     for name in ("text.txt", "rows.csv", "rows.jsonl"):
         content = {"txt": b"one\ntwo\n", "csv": b"text,label\none,a\n", "jsonl": b'{"text": "one"}\n'}[
             name.split(".")[1]
@@ -234,7 +234,7 @@ def test_dates_in_json_are_the_text_they_were(tmp_path):
     assert "2024-01-07" in prepared.tokenizer.get_vocab()
 
 
-def test_empty_texts_are_told_and_labels_are_shown(tmp_path):
+def test_empty_texts_are_reported_and_labels_are_shown(tmp_path):
     rows = [*ROWS, {"text": "", "label": "pos"}]
     write_jsonl(tmp_path / "data" / "train.jsonl", rows)
     write_jsonl(tmp_path / "data" / "validation.jsonl", ROWS[:9])
@@ -276,7 +276,7 @@ def test_names_are_not_patterns(tmp_path):
     assert sum(map(len, prepared.splits.values())) == len(ROWS)
 
 
-def test_half_a_pair_is_not_learnt_from(tmp_path):
+def test_incomplete_pairs_are_not_trained_on(tmp_path):
     """A short row of a table has an empty translation; in a test split it counts all the same."""
     whole = ["\t".join(pair) for pair in sentence_pairs(40)]
     write_lines(
@@ -290,7 +290,7 @@ def test_half_a_pair_is_not_learnt_from(tmp_path):
     assert prepared.splits["validation"]["target"][-1] == ""
 
 
-def test_what_is_nested_is_reached_with_a_dot(tmp_path):
+def test_a_dot_selects_a_nested_column(tmp_path):
     pairs = sentence_pairs(40)
     path = write_jsonl(
         tmp_path / "rows.jsonl", [{"translation": {"en": source, "de": target}} for source, target in pairs]
@@ -309,7 +309,7 @@ def test_what_is_nested_is_reached_with_a_dot(tmp_path):
 @pytest.mark.parametrize(
     ("sample", "wanted"), [("line", ["a b", "c", "", "d", "e f"]), ("paragraph", ["a b\nc", "d\ne f\n"])]
 )
-def test_what_one_example_of_a_text_is(tmp_path, packed, sample, wanted):
+def test_an_example_is_a_line_a_paragraph_or_a_document(tmp_path, packed, sample, wanted):
     path = tmp_path / ("text.txt.gz" if packed else "text.txt")
     path.write_bytes((gzip.compress if packed else bytes)(b"a b\nc\n\nd\ne f\n"))
     settings = {"data.path": path, "data.sample": sample, "data.validation_share": 0.5}
@@ -368,7 +368,7 @@ def test_a_tokenizer_may_come_from_a_folder(tmp_path, quick, trained_run):
 
 
 @pytest.mark.slow
-def test_truncation_is_counted_and_told(tmp_path):
+def test_truncation_is_counted_and_reported(tmp_path):
     path = yaml_for(
         "classification",
         tmp_path,

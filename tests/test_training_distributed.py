@@ -218,7 +218,7 @@ def test_a_signal_to_one_of_them_stops_both_and_finishes_nothing(tmp_path):
     assert chance[0] != chance[1]
 
 
-def test_two_processes_stop_together_and_go_on_exactly(tmp_path):
+def test_two_processes_stop_together_and_resume_exactly(tmp_path):
     one, two = write_runs(tmp_path, "classification", steps=40, save_every=4)
     text = two.read_text().replace("hidden_dropout_prob: 0.0", "hidden_dropout_prob: 0.2")
     two.write_text(text)

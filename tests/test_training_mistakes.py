@@ -116,7 +116,7 @@ def test_an_encoding_may_be_named(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["held out", "in what the tokenizer learns from", "in training"])
-def test_a_stream_that_cannot_be_read_on(tmp_path, where, monkeypatch):
+def test_a_stream_that_cannot_be_read_to_the_end(tmp_path, where, monkeypatch):
     """The error occurs when the bad line is reached."""
     monkeypatch.setattr("linformer_kit.training.prepare.TOKENIZER_EXAMPLES", 3000 if where == "in training" else 10**9)
     lines = [f"{line}\n".encode() for line in running_lines(30_000 if where == "in training" else 3000)]
@@ -171,7 +171,7 @@ def test_a_stream_that_is_too_short_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_mistakes_in_a_process_of_its_own(tmp_path):
+def test_errors_of_a_real_process(tmp_path):
     """One line on standard error without a traceback, also without access to the Hub."""
     path = yaml_for("classification", tmp_path)
     hub = "there is no such file or folder, and reading it from the Hugging Face Hub failed .+; for local files, .+"
@@ -330,7 +330,7 @@ def test_a_model_of_another_kind_is_no_start(tmp_path, quick, trained_run):
 
 
 @pytest.mark.slow
-def test_models_and_tokenizers_that_are_none(tmp_path, quick, trained_run):
+def test_invalid_models_and_tokenizers_are_rejected(tmp_path, quick, trained_run):
     (tmp_path / "empty").mkdir()
     for source in ("nowhere", str(tmp_path / "empty")):
         path = quick("classification", tmp_path, **{"model": {"from": source}, "tokenizer": None})
@@ -376,7 +376,7 @@ def test_what_cannot_be_asked(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_no_finished_run_of_this_version_is_not_asked(trained_run, tmp_path):
+def test_unfinished_incompatible_and_damaged_runs_are_rejected(trained_run, tmp_path):
     trained = trained_run("classification")
     run = trained.copy(tmp_path / "unfinished")
     (run / "result.json").unlink()

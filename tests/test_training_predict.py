@@ -73,7 +73,7 @@ def test_predict_answers_as_the_model_does_under_transformers(trained):
 
 
 @pytest.mark.slow
-def test_predict_writes_for_people_too(trained):
+def test_predict_writes_readable_text(trained):
     text, wanted = QUESTIONS[trained.task][0]
     printed = command("predict", trained.run, text, "--tokens", 6, "--top", 2).stdout
     if trained.task in ("classification", "pairs"):
@@ -124,7 +124,7 @@ def test_a_whole_file_may_be_one_text(trained_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_predict_in_a_process_of_its_own(trained_run, tmp_path):
+def test_predict_in_a_real_process(trained_run, tmp_path):
     trained = trained_run("translation")
     (source, target), (other, _) = QUESTIONS["translation"]
     result = linformer(

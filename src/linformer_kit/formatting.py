@@ -1,4 +1,4 @@
-"""Numbers, lines and progress bars as people read them."""
+"""Human-readable numbers, lines and progress bars."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Memory of this process: how much it uses, how to return what is free, and whether an error means there is no more."""
+"""Memory of this process: its use, its release to the system, and errors that mean it is exhausted."""
 
 import ctypes
 import re

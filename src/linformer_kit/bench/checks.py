@@ -1,4 +1,4 @@
-"""The gate before every measurement: what is timed must compute what the plain form of the equation gives in float64.
+"""The check before every measurement: an implementation must agree with the plain form of the equation in float64.
 
 Shapes: B batch, N length, T target length, V vocabulary, C model size.
 """
@@ -19,13 +19,13 @@ TOLERANCE = 1e-4
 
 
 class WrongImplementation(RuntimeError):
-    """An implementation computes something else; its time would mean nothing."""
+    """An implementation computes something else, so its time is meaningless."""
 
 
 def require_agreement(name: str, what: str, actual: Tensor, expected: Tensor) -> None:
-    """Refuse values that differ by more than float32 explains."""
+    """Raise `WrongImplementation` if values differ by more than float32 explains."""
     error = float((actual.double() - expected).abs().max() / expected.square().mean().sqrt())
-    if not error <= TOLERANCE:  # also refuses nan
+    if not error <= TOLERANCE:  # also rejects nan
         raise WrongImplementation(
             f"{name}: its {what} differs from the float64 result by a relative error of {error:.1e}, "
             f"more than the {TOLERANCE:.0e} that float32 explains, so it was not timed"

@@ -1,4 +1,4 @@
-"""Whole encoders of one size: ours, those of other packages with our weights, those of transformers, and their check.
+"""Encoders of one size: ours, those of other packages with our weights, those of transformers, and their checks.
 
 Shapes: B batch, N length, C hidden size.
 """
@@ -24,10 +24,10 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def config_options(point: Point) -> dict[str, Any]:
-    """The sizes by the names that configurations use.
+    """The sizes, by the field names of the configurations in transformers.
 
-    One activation for all: the default of some models is many small operations. Features of unit variance: with the
-    usual 0.02 all scores are near 0, whatever the keys, and a mistake would not show.
+    All models have the same activation, because the default of some consists of many small operations. Features have
+    unit variance: with the usual 0.02 all scores are near 0, which would hide errors.
     """
     return {
         "vocab_size": VOCABULARY,
@@ -42,12 +42,12 @@ def config_options(point: Point) -> dict[str, Any]:
 
 
 def random_ids(batch: int, length: int) -> Tensor:
-    """Ids of words, beyond those that a model may read as padding or another special token."""
+    """Random token ids, without those that a model may treat as padding or another special token."""
     return torch.randint(5, VOCABULARY, (batch, length))
 
 
 def our_encoder(point: Point, **options: Any) -> LinformerModel:
-    """Our encoder without dropout; norms last for linformer-pytorch, which knows nothing else."""
+    """Our encoder without dropout; post-norm for linformer-pytorch, which supports nothing else."""
     options |= {"norm_first": point.implementation != LINFORMER_PYTORCH, "sharing": point.sharing}
     if point.projected_length is None:
         options |= {"projection": "none", "sharing": "headwise"}
@@ -58,7 +58,7 @@ def our_encoder(point: Point, **options: Any) -> LinformerModel:
     model = LinformerModel(config)
     for module in model.modules():
         if isinstance(module, LinearProjection):
-            # rows of unit variance also from the few tokens of a check: with segment means most would be 0
+            # rows of unit variance, also for the few tokens of a check; with segment means most would be 0
             nn.init.normal_(module.weight, std=min(point.length, CHECKED_LENGTH) ** -0.5)
     return model
 
@@ -87,7 +87,7 @@ def linformer_encoder(point: Point) -> nn.Module:
 
 
 def linformer_stack(ours: LinformerModel) -> nn.Module:
-    """The layers of the package `linformer` with the weights and dropout of ours; its feed-forward is 4C wide."""
+    """The layers of the package `linformer` with our weights and dropout; their feed-forward is 4C wide."""
     from linformer import Linformer
 
     config = ours.config
@@ -119,7 +119,7 @@ def linformer_pytorch_encoder(point: Point) -> nn.Module:
 
 
 def copy_feed_forward(layer: Any, attention: Any, feed_forward: Any, inner: str, outer: str) -> None:
-    """Feed-forward and norms of one layer, in wrappers with `fn` and `norm`."""
+    """Copy the feed-forward and the norms of a layer; `attention` and `feed_forward` wrap modules as `fn`."""
     for ours, theirs in (
         (layer.feed_forward.inner, getattr(feed_forward.fn, inner)),
         (layer.feed_forward.outer, getattr(feed_forward.fn, outer)),
@@ -144,7 +144,7 @@ def bert_eager(point: Point) -> nn.Module:
 
 
 def longformer(point: Point) -> nn.Module:
-    # its positions start behind the padding id, which is 1
+    # positions start after the padding id, which is 1
     options = config_options(point) | {"max_position_embeddings": point.length + 2}
     config = transformers.LongformerConfig(**options, **NO_DROPOUT, attention_window=256)
     return transformers.LongformerModel(config, add_pooling_layer=False)
@@ -179,9 +179,9 @@ def modern_bert(point: Point) -> nn.Module:
 
 
 def check_encoder(point: Point, model: nn.Module) -> None:
-    """Outputs and gradients of 1,152 tokens against the plain form in float64, of those whose function we know.
+    """Compare outputs and gradients of 1,152 tokens with the plain form in float64.
 
-    The other models compute functions of their own. `model` was built for `point.small()` with seed 0.
+    Models that compute another function are not checked. `model` was built for `point.small()` with seed 0.
     """
     if isinstance(model, transformers.BertModel):
         exact = as_linformer(model)
@@ -194,7 +194,7 @@ def check_encoder(point: Point, model: nn.Module) -> None:
 
 
 def as_linformer(model: transformers.BertModel) -> LinformerModel:
-    """Our encoder without projection and with norms last, with the weights of a BERT: the same function."""
+    """Our post-norm encoder without projection, with the weights of a BERT: the same function."""
     names = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
     names += ["hidden_act", "max_position_embeddings", "layer_norm_eps"]
     options = {name: getattr(model.config, name) for name in names}
@@ -221,7 +221,7 @@ def as_linformer(model: transformers.BertModel) -> LinformerModel:
 
 
 def encoder_call(model: nn.Module, ids_BN: Tensor, step: str) -> Callable[[], object]:
-    """Inference without gradients, or a training step without the optimizer. No mask: there is no padding."""
+    """Inference without gradients, or a training step without the optimizer; no padding and no mask."""
     model.train(step == "training")
 
     def forward() -> Tensor:
@@ -236,7 +236,7 @@ def encoder_call(model: nn.Module, ids_BN: Tensor, step: str) -> Callable[[], ob
 
 
 def encoder_multiply_adds(model: nn.Module, length: int, batch: int) -> int | None:
-    """Multiply-adds of the layers of our encoder: what `plan` counts, and the feed-forward; None for other encoders."""
+    """Multiply-adds of the layers of our encoder: attention (`plan`) and feed-forward; None for other encoders."""
     if not isinstance(model, LinformerModel):
         return None
     feed_forward = 2 * batch * length * model.config.hidden_size * model.config.intermediate_size

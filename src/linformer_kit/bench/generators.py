@@ -1,4 +1,4 @@
-"""Models that generate: encoder-decoders and causal LMs, reading into a cache and decoding from it, and their check.
+"""Models that generate: encoder-decoders and causal LMs, filling a cache and decoding from it, and their checks.
 
 Shapes: B batch, N length, T length of the target, V vocabulary.
 """
@@ -51,7 +51,7 @@ def led(point: Point) -> nn.Module:
         **{f"{part}_layers": point.num_layers for part in parts},
         **{f"{part}_attention_heads": point.num_heads for part in parts},
         **{f"{part}_ffn_dim": 4 * point.hidden_size for part in parts},
-        max_encoder_position_embeddings=-(-point.length // LED_WINDOW) * LED_WINDOW,  # it pads to whole windows
+        max_encoder_position_embeddings=-(-point.length // LED_WINDOW) * LED_WINDOW,  # LED pads to whole windows
         max_decoder_position_embeddings=point.target_length + 2,
         attention_window=LED_WINDOW,
         dropout=0.0,
@@ -108,7 +108,7 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def read(model: Any, ids_BN: Tensor) -> DecodingState:
-    """Read a prompt; or encode a source and start the target, so that the cache holds the rows for cross-attention."""
+    """Process a prompt, or encode a source and start the target; the cache then holds the rows of cross-attention."""
     if is_causal_lm(model):
         output, inputs = model(ids_BN, use_cache=True, logits_to_keep=1), {}
     else:
@@ -137,7 +137,7 @@ def most_likely(logits_BNV: Tensor) -> Tensor:
 
 
 def copy_cache(cache: LinformerCache) -> LinformerCache:
-    """A cache that can grow without the original; tensors are not copied, since layers replace them."""
+    """A cache that can grow independently; tensors are shared, because layers replace and never modify them."""
     new = copy.copy(cache)
     new.layers = [copy.copy(layer) for layer in cache.layers]
     return new
@@ -147,14 +147,14 @@ def copy_cache(cache: LinformerCache) -> LinformerCache:
 
 
 def check_generator(point: Point, model: Any) -> None:
-    """No token of a target may see a later one. Ours give what the plain form gives in float64, also from the cache."""
+    """Check causality; compare our models with the plain form in float64, with and without the cache."""
     model.eval()
     ids_BN, target_BT = random_ids(2, CHECKED_LENGTH), random_ids(2, CHECKED_LENGTH)
     if not is_causal_lm(model):
         require_causality(point.implementation, model, ids_BN, target_BT)
     if not isinstance(model, LinformerForCausalLM | LinformerForConditionalGeneration):
         return
-    # a block and a half: one is finished
+    # a block and a half, so that one block is finished
     long_BT = random_ids(2, model.config.block_length * 3 // 2)
     exact = copy.deepcopy(model).double()
     with torch.no_grad():
@@ -168,7 +168,7 @@ def check_generator(point: Point, model: Any) -> None:
 
 @torch.no_grad()
 def check_cache(name: str, model: Any, exact: Any, ids_BN: Tensor, new_BT: Tensor) -> None:
-    """Logits from the cache, token by token, must be those of the plain form of one pass over everything."""
+    """Compare logits computed token by token from the cache with the plain form of one pass over all tokens."""
     state = read(model, ids_BN)
     decode(model, state, new_BT.shape[1])  # must not change the state
     cache = copy_cache(state.cache)
@@ -192,7 +192,7 @@ def require_causality(name: str, model: Any, ids_BN: Tensor, target_BT: Tensor) 
 
 
 def generator_call(model: Any, ids_BN: Tensor, point: Point) -> Callable[[], object]:
-    """A pass, a training step without the optimizer, `generate`, reading into a cache, or decoding from it."""
+    """A forward pass, a training step without the optimizer, `generate`, filling a cache, or decoding from it."""
     model.train(point.step == "training")
     target_BT = random_ids(point.batch, point.target_length).to(ids_BN.device)
     inputs = {"input_ids": ids_BN} if is_causal_lm(model) else {"input_ids": ids_BN, "decoder_input_ids": target_BT}

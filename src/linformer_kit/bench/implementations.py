@@ -99,7 +99,7 @@ def can_do(name: str, subject: str, step: str, backend: str = "torch") -> bool:
 
 
 def variants_of(name: str, subject: str) -> tuple[str, ...]:
-    """What is measured of an implementation: one model, or several."""
+    """The variants of an implementation that are measured; most have one, the empty string."""
     if subject not in TRAINING_SUBJECTS:
         return ("",)
     from .training_loop import VARIANTS
@@ -125,7 +125,7 @@ def version_of(name: str, backend: str = "torch") -> str | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed at a point, other columns of its row by phase, and the shapes of its parameters."""
+    """The timed call of a point, other columns of its row by phase, and the shapes of its parameters."""
 
     call: Callable[[], object]
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -140,7 +140,7 @@ def build(point: Point) -> nn.Module:
 
 
 def check(point: Point) -> None:
-    """Raise `WrongImplementation` unless it computes what it should. Runs on the CPU, except for Keras."""
+    """Raise `WrongImplementation` if the implementation is incorrect. Runs on the CPU, except for Keras."""
     torch.manual_seed(0)
     if point.backend != "torch":
         from . import keras_layers
@@ -161,7 +161,7 @@ def check(point: Point) -> None:
 
 
 def make_workload(point: Point) -> Workload:
-    """Build what a point measures. Its call returns when everything has been computed."""
+    """Build the workload of a point. Its call returns when everything has been computed."""
     torch.manual_seed(0)
     if point.backend != "torch":
         from . import keras_layers
@@ -202,6 +202,6 @@ def make_torch_workload(point: Point) -> Workload:
 
 
 def call_and_wait(call: Callable[[], object], device: torch.device) -> None:
-    """A GPU still works when the Python call returns."""
+    """Call and synchronize: a GPU computes asynchronously."""
     call()
     torch.accelerator.synchronize(device)

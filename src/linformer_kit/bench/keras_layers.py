@@ -1,6 +1,6 @@
-"""Single layers on a backend of Keras: `LinearMultiHeadAttention` and `keras.layers.MultiHeadAttention`.
+"""Single layers on a Keras backend: `LinearMultiHeadAttention` and `keras.layers.MultiHeadAttention`.
 
-Keras reads KERAS_BACKEND once, when it is imported, so it is imported in functions, which run in a worker process.
+Keras reads KERAS_BACKEND on import, so it is imported inside functions, which run in a worker process.
 
 Shapes: B batch, N length, C model size.
 """
@@ -20,7 +20,7 @@ from .point import FULL, Point
 
 
 def build(point: Point) -> tuple[Any, Any]:
-    """The layer, and a compiled model of this layer only."""
+    """The layer, and a compiled model that consists of this layer."""
     import keras
 
     from ..keras import LinearMultiHeadAttention
@@ -45,7 +45,7 @@ def make_model(layer: Any, point: Point) -> Any:
 
 
 def check(point: Point) -> None:
-    """Outputs against the plain form in float64; ours without projection must equal Keras bit for bit."""
+    """Compare outputs with the plain form in float64; without projection, our layer must equal Keras exactly."""
     layer, model = build(point)
     randomize(layer, np.random.default_rng(0))
     x_BNC = random_features(point)[: checked_examples(point.batch, point.length)]
@@ -76,7 +76,7 @@ def random_features(point: Point) -> np.ndarray:
 
 
 def randomize(layer: Any, generator: np.random.Generator) -> None:
-    """Weights that make a mistake visible: biases that are not 0, and an E that gives rows of unit variance."""
+    """Set weights that reveal errors: nonzero biases, and an E that gives rows of unit variance."""
     projection = getattr(layer, "projection", None)
     for weight in [] if projection is None else projection.weights:
         weight.assign(generator.normal(0, weight.shape[0] ** -0.5, weight.shape))
@@ -119,7 +119,7 @@ def make_call(point: Point, model: Any) -> Callable[[], object]:
     def train() -> object:
         with keras.device(point.device):
             model.train_on_batch(x_BNC, y_BNC)
-            # JAX returns before the step is done; the rest of it would count for the next layer
+            # JAX computes asynchronously; the rest of the step would count for the next layer
             return keras.ops.convert_to_numpy(model.trainable_variables[0])
 
     return train if point.step == "training" else predict

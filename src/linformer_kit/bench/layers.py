@@ -1,4 +1,4 @@
-"""Single attention layers: ours and those of other packages with the same weights, and their check.
+"""Single attention layers: ours and those of other packages with the same weights, and their checks.
 
 Shapes: B batch, N length, P positions that are compared, M matrices, K projected length, D head size, C model size.
 """
@@ -24,9 +24,9 @@ from .point import Point
 COMPARED_POSITIONS = 64
 # up to this length gradients are compared too; they need the whole float64 pass
 COMPARED_GRADIENTS_LENGTH = 1024
-# causal layers are compared on at most this many tokens, not a multiple of any block
+# causal layers are compared on at most this many tokens; not a multiple of common block lengths
 COMPARED_CAUSAL_LENGTH = 1000
-# rows × inner × columns; which product is faster depends on the machine
+# rows × inner × columns; which product reaches the higher rate depends on the machine
 GEMM_SHAPES = ((2048, 2048, 2048), (8192, 512, 512))
 
 
@@ -60,12 +60,12 @@ def our_causal_layer(point: Point) -> CausalLinformerAttention:
 
 @torch.no_grad()
 def randomize_(layer: MultiHeadLayer) -> None:
-    """Weights that make a mistake visible and that every package can hold: the others have a bias on W_O only."""
+    """Random weights that reveal errors and exist in every package: the others have a bias on W_O only."""
     for linear in (layer.query, layer.key, layer.value):
         linear.bias.zero_()
-    layer.output.bias.normal_(std=0.1)  # no larger than what it is added to, or it would hide errors
+    layer.output.bias.normal_(std=0.1)  # small compared with the output, or it would hide errors
     if isinstance(layer.projection, LinearProjection):
-        # rows of unit variance: with the segment means of a new layer all scores are near 0, whatever the keys
+        # rows of unit variance; with the segment means of a new layer all scores are near 0
         layer.projection.weight.normal_(std=layer.projection.weight.shape[0] ** -0.5)
 
 
@@ -76,7 +76,7 @@ def linformer_layer(point: Point) -> nn.Module:
     """`LinformerSelfAttention` of the package `linformer`."""
     from linformer import LinformerSelfAttention
 
-    ours = our_layer(point)  # first, as in the check: both start from the same seed
+    ours = our_layer(point)  # built first, as in the check, so that the seed gives the same weights
     sizes = {"k": point.rows, "heads": point.num_heads, "dim_head": point.head_dim}
     peer = LinformerSelfAttention(point.hidden_size, point.length, **sizes)
     copy_to_linformer(ours, peer)
@@ -121,7 +121,7 @@ def copy_to_linformer_pytorch(ours: Any, peer: Any) -> None:
 
 
 class Gemm(nn.Module):
-    """The yardstick: a large float32 matrix product, the faster of `GEMM_SHAPES` on this machine. Ignores its input."""
+    """A large float32 matrix product, the faster of `GEMM_SHAPES`, as a reference rate. Ignores its input."""
 
     def __init__(self, point: Point):
         super().__init__()
@@ -145,15 +145,15 @@ class Gemm(nn.Module):
 
 
 def check_layer(point: Point, layer: nn.Module) -> None:
-    """Outputs at the point's own length, up to 1,024 tokens also gradients, against the plain form in float64."""
+    """Compare outputs, and up to 1,024 tokens also gradients, with the plain form in float64."""
     if isinstance(layer, Gemm):
         return
-    torch.manual_seed(0)  # the same weights: other packages get those of the layer of ours that is built first
+    torch.manual_seed(0)  # the same weights as in `layer`, for which our layer was built first
     exact = partial(plain_attention, our_layer(point).double())
     x_BNC = torch.randn(checked_examples(point.batch, point.length), point.length, point.hidden_size)
     if point.length <= COMPARED_GRADIENTS_LENGTH:
         require_gradient_agreement(point.implementation, layer, exact, x_BNC)
-    with torch.no_grad():  # which may be computed in another way
+    with torch.no_grad():  # may use another code path
         require_output_agreement(point.implementation, layer(x_BNC), exact, x_BNC)
 
 
@@ -165,7 +165,7 @@ def require_output_agreement(name: str, output_BNC: Tensor, exact: Callable[...,
 
 
 def check_causal_layer(point: Point, layer: nn.Module) -> None:
-    """Outputs and gradients of up to 1,000 tokens against the plain form in float64."""
+    """Compare outputs and gradients of up to 1,000 tokens with the plain form in float64."""
     torch.manual_seed(0)
     exact = partial(plain_causal_attention, our_causal_layer(point).double())
     x_BNC = torch.randn(1, min(point.length, COMPARED_CAUSAL_LENGTH), point.hidden_size)
@@ -173,7 +173,7 @@ def check_causal_layer(point: Point, layer: nn.Module) -> None:
 
 
 def checked_examples(batch: int, length: int) -> int:
-    """Enough examples for more than one chunk of queries, if the batch has them: that is how layers are timed.
+    """The number of examples in a check: enough for more than one chunk of queries, as in the timed call.
 
     >>> checked_examples(8, 512), checked_examples(1, 512), checked_examples(8, 4096)
     (4, 1, 2)
@@ -196,7 +196,7 @@ def layer_call(layer: nn.Module, x: Tensor, step: str) -> Callable[[], object]:
     def training() -> None:
         layer.zero_grad(set_to_none=True)
         layer(leaf).backward(x)  # any upstream gradient will do
-        leaf.grad = None  # so that many such calls fit next to each other
+        leaf.grad = None  # frees memory for the calls of other points
 
     return training
 

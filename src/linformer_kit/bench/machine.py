@@ -1,4 +1,4 @@
-"""What numbers depend on: the machine, the versions, the code that was timed."""
+"""The facts that measurements depend on: machine, versions, and a fingerprint of the timed code."""
 
 import ast
 import hashlib
@@ -37,7 +37,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
+    """The name of the processor."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -67,7 +67,7 @@ def timed_code(subject: str, backend: str) -> str:
 
 @cache
 def code_fingerprint(*folders: Path) -> str:
-    """Changes with the code of the Python files in these folders but not with their comments."""
+    """A hash of the Python files in these folders, without their comments."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(f"{path.relative_to(path.parent.parent)}\n{ast.dump(ast.parse(path.read_text()))}\n".encode())

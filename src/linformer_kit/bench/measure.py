@@ -76,9 +76,9 @@ def time_interleaved(
     least_rounds: int = 3,
     most_rounds: int = 9,
 ) -> dict[Name, Timing]:
-    """Time every call once per round, so that anything that slows the machine for a while slows all of them.
+    """Time every call once per round, so that temporary slowdowns of the machine affect all of them.
 
-    The order within a round is shuffled: a call that always followed the same other one would always find its caches. A
+    The order within a round is shuffled, because the previous call affects the processor's caches. A
     warm-up round decides how many rounds fit in the budget. A call that runs out of memory is dropped; this may happen
     late, since the memory that the others leave differs from round to round.
     """
@@ -110,13 +110,13 @@ def timing_of(rounds: list[Phases]) -> Timing:
 
 def _peak() -> int:
     peak = peak_resident()
-    if peak is None:  # not 0, which would be a number
+    if peak is None:  # 0 would look like a measurement
         raise OSError(f"{sys.platform} does not report the peak memory of a process")
     return peak
 
 
 def _reset_peak() -> None:
-    """Restart the peak from what is resident now. Where the system cannot, the earlier peak counts."""
+    """Reset the peak to the current resident size; on systems without this, earlier peaks are included."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -124,7 +124,7 @@ def _reset_peak() -> None:
 def peak_memory(call: Callable[[], object]) -> int:
     """Bytes that `call` needs at its peak, above what was resident just before it."""
     gc.collect()
-    release_free_memory()  # otherwise a call that reuses it seems to need less
+    release_free_memory()  # otherwise a call that reuses it would seem to need less
     _reset_peak()
     before = _peak()
     result = call()

@@ -1,4 +1,4 @@
-"""Table 3 of the paper: its numbers, and ours next to them."""
+"""Table 3 of the paper, with the paper's numbers and ours."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ def paper_cell(table: dict[int, tuple[float, ...]], length: int, rows: int) -> f
 
 
 def cells(rows: Sequence[Row]) -> list[Row]:
-    """Every cell that was tried: what was saved here, what the paper saved, or why there is no number."""
+    """All measured cells: our ratio, the paper's ratio, or why there is no number."""
     return [
         cell_of(rows, row, saved)
         for saved in SAVED
@@ -56,7 +56,7 @@ def cells(rows: Sequence[Row]) -> list[Row]:
 
 
 def cell_of(rows: Sequence[Row], row: Row, saved: str) -> Row:
-    """What one of our rows saves against the baseline of the same length and batch."""
+    """The ratio of the baseline to one of our rows, at the same length and batch."""
     column, status, paper = SAVED[saved]
     same = {**{name: row[name] for name in ("subject", "step", "length", "batch")}, "implementation": BERT_EAGER}
     baseline = next((other for other in rows if same.items() <= other.items()), {})

@@ -1,4 +1,4 @@
-"""What can be measured: names, and one combination of them. Imports no PyTorch, so that shell completion is fast."""
+"""The point: one measurement, and the names it consists of. Imports no PyTorch, so that shell completion is fast."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -25,7 +25,7 @@ NAMES = (
 )
 RENAMED = {"linformer-kit-none": FULL}
 
-# input of a check of a whole model: more rows than one chunk of queries or of the feed-forward
+# input sizes of the check of a model: more rows than one chunk of queries or of the feed-forward
 CHECKED_BATCH, CHECKED_LENGTH, CHECKED_ROWS = 18, 64, 32
 
 
@@ -52,7 +52,7 @@ class Point:
 
     @property
     def rows(self) -> int:
-        """K, of an implementation that projects."""
+        """K, for implementations that project."""
         assert self.projected_length is not None
         return self.projected_length
 
@@ -65,7 +65,7 @@ class Point:
         return self.head_dim or self.hidden_size // self.num_heads
 
     def small(self) -> "Point":
-        """The same with few tokens."""
+        """The same point with few tokens, for checks."""
         rows = None if self.projected_length is None else min(self.projected_length, CHECKED_ROWS)
         return replace(self, length=CHECKED_LENGTH, target_length=CHECKED_LENGTH, projected_length=rows, batch=1)
 

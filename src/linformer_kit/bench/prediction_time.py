@@ -1,6 +1,6 @@
-"""`linformer benchmark`: how long one attention layer takes to predict, compared with full attention of the same sizes.
+"""`linformer benchmark`: the inference time of one attention layer, compared with full attention of the same sizes.
 
-As in `linformer compare`, each layer first runs by itself in a new process, then both in interleaved rounds.
+As in `linformer compare`, each layer first runs in a separate process, then both in interleaved rounds.
 """
 
 import os
@@ -54,7 +54,7 @@ class Experiment:
             raise UserError(str(error).splitlines()[0]) from None
 
     def point(self, layer: str, backend: str) -> Point:
-        """What is measured of one of the two layers."""
+        """The point of one of the two layers."""
         is_ours = LAYERS[layer] == OURS
         return Point(
             *("layer", "forward", LAYERS[layer], self.sequence_length),
@@ -70,7 +70,7 @@ class Experiment:
 
 
 def measure(experiment: Experiment, console: Console) -> dict[str, Any]:
-    """Everything that is shown, as plain values."""
+    """All measurements as plain values."""
     backend, facts = keras_backend(experiment.device) if experiment.backend == "keras" else ("torch", {})
     if experiment.backend == "torch":
         check_device(experiment.device)
@@ -79,7 +79,7 @@ def measure(experiment: Experiment, console: Console) -> dict[str, Any]:
         isolated = {layer: measure_isolated(point, TIME_LIMIT) for layer, point in points.items()}
     passed = [point for layer, point in points.items() if isolated[layer].status == OK]
     with console.status("time, interleaved"):
-        # memory is not held: it is measured as people run it
+        # with the default allocator, as users run it
         rounds = measure_rounds(passed, seconds=30.0, rounds=9, hold=False) if passed else {}
     timings = {layer: rounds.get(point, Timing(isolated[layer].status)) for layer, point in points.items()}
     ours, full = (timings[layer].median for layer in LAYERS)

@@ -8,19 +8,19 @@ from ..errors import UserError
 from .measure import MEASURED
 from .point import KEYS, RENAMED
 
-# `note` says why there is no number, `time_limit` is in seconds, `share` is a phase's part of the whole call
+# `note` is the reason for a missing number, `time_limit` is in seconds, `share` is the fraction of a phase in a call
 FOUND = (
     *(*MEASURED, "memory_status", "peak_mib"),
     *("multiply_adds", "cache_bytes", "megabytes", "share", "time_limit", "note"),
 )
-# `package` is the version of the implementation's own package, `code` a fingerprint of ours, `tokens` those of a batch
+# `package` is the version of the implementation's package, `code` a fingerprint of ours, `tokens` is per batch
 FACTS = (
     *("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "tokens", "device"),
     *("package", "linformer-kit", "torch", "transformers", "python", "code"),
     *("cpu", "cores", "threads", "memory_gib", "system", "date"),
 )
 COLUMNS = (*KEYS, *FOUND, *FACTS)
-# columns that earlier versions did not write, with the value that their rows have
+# columns that earlier versions did not write, with their values in such rows
 ADDED = {
     **dict.fromkeys(("variant", "block_length", "phase"), ""),
     **dict.fromkeys(("multiply_adds", "cache_bytes", "megabytes", "share"), ""),
@@ -33,9 +33,9 @@ def open_table(path: Path) -> Table:
 
 
 def read_points(path: Path, phases: bool = False) -> list[Row]:
-    """The rows of a table, also of earlier versions, as text; those of the phases of a call only with `phases`.
+    """The rows of a table of this or an earlier version, as text; rows of phases are included with `phases`.
 
-    `projected_length` is empty where nothing is projected.
+    `projected_length` is empty for implementations without projection.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:

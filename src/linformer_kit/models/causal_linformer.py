@@ -281,7 +281,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         return Summaries(rows(self.key, key_rows), rows(self.value, value_rows))
 
     def _attend_to_all(self, query_BTF: Tensor, tokens: Tokens) -> Tensor:
-        """`_attend` without projection and cache: ordinary causal attention, in one fused call."""
+        """`_attend` without projection and cache: full causal attention, in one fused call."""
         query_BHTD = query_BTF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         heads_BHTD = F.scaled_dot_product_attention(
             query_BHTD,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..csv_tables import Row, fit_exponent, read_number
 from ..errors import UserError
 from . import style
-from .style import BLACK, BLUE, GREEN, GREY, MARKERS, ORANGE, PURPLE, SKY, VERMILION, Look, Points
+from .style import BLACK, BLUE, GRAY, GREEN, MARKERS, ORANGE, PURPLE, SKY, VERMILION, Look, Points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +20,8 @@ FULL_ATTENTION = "full-attention"
 # color and line style of an implementation; others take the rest of the cycle, in order of appearance
 COLORS = {
     "linformer-kit": (VERMILION, "-"),
-    FULL_ATTENTION: (GREY, "-"),
-    "full-attention-eager": (GREY, ":"),
+    FULL_ATTENTION: (GRAY, "-"),
+    "full-attention-eager": (GRAY, ":"),
     "linformer": (BLUE, "-"),
     "linformer-pytorch": (GREEN, "-"),
     "bert": (BLACK, "-"),
@@ -35,7 +35,7 @@ COLORS = {
     "fnet": (ORANGE, ":"),
 }
 OTHER_COLORS = tuple(
-    (color, style) for style in ("-.", ":") for color in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GREY)
+    (color, style) for style in ("-.", ":") for color in (GREEN, BLUE, VERMILION, PURPLE, ORANGE, SKY, GRAY)
 )
 LEGEND_CHARACTERS = 32  # of a label, if the legend is to have two columns
 MIN_POINTS = 3  # for an exponent: two points always lie on a line
@@ -57,7 +57,7 @@ Tables = Mapping[str, list[Row]]
 
 
 class Line(NamedTuple):
-    """What has its own line in a panel."""
+    """A line of a panel."""
 
     implementation: str
     variant: str = ""  # such as the projection
@@ -75,7 +75,7 @@ class Line(NamedTuple):
 
     @property
     def sizes(self) -> tuple[str, int, int]:
-        """What the marker shows."""
+        """The sizes that the marker stands for."""
         return self.variant, self.block_length or 0, self.projected_length or 0
 
 
@@ -117,7 +117,7 @@ def draw_costs(tables: Tables) -> "Figure":
         draw_panel(axes, panel, looks)
     for axes in all_axes[len(panels) :]:
         axes.remove()
-    # closer, a title would seem to belong to the legend above it
+    # enough space between a title and the legend above it
     figure.get_layout_engine().set(h_pad=0.13)  # type: ignore[union-attr, call-arg]
     note = describe_setup([row for rows in tables.values() for row in rows])
     style.footnote(figure, textwrap.fill(note, 63 * columns))
@@ -137,7 +137,7 @@ def draw_panel(axes: "Axes", panel: Panel, looks: Mapping[Line, Look]) -> None:
     named = dict(zip(panel.labels, panel.lines.values(), strict=True))
     look_of_name = {name: looks[line] for name, line in zip(named, panel.lines, strict=True)}
     style.cost_lines(axes, panel.title, named, look_of_name, panel.unit)
-    # inches from the corner: below the axis label, whatever the height of the panel
+    # offset in inches: below the axis label for any height of the panel
     below = axes.transAxes + ScaledTranslation(-0.75, -0.5, axes.figure.dpi_scale_trans)
     options: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below, "borderpad": 0}
     options |= {"handlelength": 2.4, "columnspacing": 0.8, "handletextpad": 0.5, "labelspacing": 0.3}
@@ -180,7 +180,7 @@ def sort_key(line: Line) -> tuple:
 
 
 def make_panels(tables: Tables) -> list[Panel]:
-    """Comparable rows share a panel; the titles say in what panels of one subject and step differ."""
+    """Comparable rows share a panel; titles name the differences between panels of the same subject and step."""
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     split_tables, split_batches = have_common_points(tables), have_several_batches(tables)
     for name, rows in tables.items():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .style import GREY, PALETTE, calm, growing_legend, legend, new_figure, plain_label, save
+from .style import GRAY, PALETTE, calm, growing_legend, legend, new_figure, plain_label, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,8 +65,8 @@ def add_legends(figure: "Figure", panels: "list[Axes]") -> None:
     ending = re.compile(", (training|validation)$")
     of_runs = {ending.sub("", label): line for label, line in zip(labels, handles, strict=True)}
     growing_legend(figure, of_runs, fontsize=10)
-    panels[0].plot([], [], color=GREY, alpha=0.4, linewidth=1.8, label="training")
-    panels[0].plot([], [], color=GREY, marker="o", markersize=4, linewidth=1.8, label="validation")
+    panels[0].plot([], [], color=GRAY, alpha=0.4, linewidth=1.8, label="training")
+    panels[0].plot([], [], color=GRAY, marker="o", markersize=4, linewidth=1.8, label="validation")
     handles, labels = panels[0].get_legend_handles_labels()
     panels[0].legend(handles[-2:], labels[-2:], frameon=False, fontsize=10)
 

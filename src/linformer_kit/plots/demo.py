@@ -17,7 +17,7 @@ LOOKS = (Look(BLUE, "o"), Look(VERMILION, "s"))
 def draw_demo(
     classes: Sequence[str], confusion: Sequence[Sequence[int]], seconds: Mapping[int, Mapping[str, float]]
 ) -> "Figure":
-    """`confusion` has a row for each true class; `seconds` are by length, then by model: first ours, then the other."""
+    """`confusion` has a row for each true class; `seconds` are by length, then by model, Linformer first."""
     figure, (left, right) = style.new_figure(1, 2, width=10, height=4.6)
     draw_confusion(left, classes, confusion)
     draw_times(right, seconds)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LABELS = {"perplexity": "test perplexity (lower is better)", "accuracy": "test accuracy in %", "bleu": "test BLEU"}
-# a perplexity this many times as high as the others is printed instead of drawn, or it would squeeze them together
+# a perplexity this many times as high as the others is printed instead of drawn, to keep the others readable
 FAR = 1.5
 
 Scores = Mapping[str, Sequence[float]]
@@ -79,11 +79,11 @@ def draw_scores(axes: "Axes", scores: Scores, baseline: str) -> None:
             label = f"{mean:.0f} →"
             axes.text(0.99, place, label, transform=right_edge, ha="right", va="center", color=style.BLUE)
             continue
-        color = style.GREY if name == baseline else style.BLUE
+        color = style.GRAY if name == baseline else style.BLUE
         axes.plot(values, [place] * len(values), "o", color=color, alpha=0.6, markersize=7)
         axes.plot(mean, place, "|", color=color, markersize=18, markeredgewidth=2)
         if name == baseline:
-            axes.axvline(mean, color=style.GREY, linewidth=1, linestyle="--")
+            axes.axvline(mean, color=style.GRAY, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(scores)), [textwrap.fill(name, 24) for name in scores])
     axes.set_ylim(len(scores) - 0.5, -0.5)
     finish(axes, "On the test split")
@@ -98,7 +98,7 @@ def draw_learning_overview(rows: Sequence[Row], scores: Sequence[tuple[Sequence[
     figure, (left, right) = style.new_figure(1, 2, width=11, height=1.6 + 0.5 * len(rows))
     for place, (row, (full, linformer)) in enumerate(zip(rows, scores, strict=True)):
         mean = statistics.fmean(full)
-        for values, color in ((full, style.GREY), (linformer, style.BLUE)):
+        for values, color in ((full, style.GRAY), (linformer, style.BLUE)):
             for value in values:
                 share = mean / value if row["metric"] == "perplexity" else value / mean
                 left.plot(100 * share, place, "o", color=color, alpha=0.6, markersize=7)
@@ -109,7 +109,7 @@ def draw_learning_overview(rows: Sequence[Row], scores: Sequence[tuple[Sequence[
     left.set_xlabel("accuracy, BLEU or 1 / perplexity,\nin % of full attention (gray)")
     right.set_xlabel("times as fast as full attention")
     for axes, title, one in ((left, "Quality", 100), (right, "Speed of training", 1)):
-        axes.axvline(one, color=style.GREY, linewidth=1, linestyle="--")
+        axes.axvline(one, color=style.GRAY, linewidth=1, linestyle="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
         finish(axes, title)
     style.footnote(figure, "one dot per seed; `python benchmarks/learning.py`")

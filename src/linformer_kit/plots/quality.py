@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import style
-from .style import GREY, MARKERS, PALETTE
+from .style import GRAY, MARKERS, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,9 +57,9 @@ def draw_line(axes: "Axes", name: str, points: Mapping[Any, Seeds], color: str, 
 
 def draw_reference(axes: "Axes", name: str, seeds: Seeds) -> None:
     """A horizontal line, with a band from the lowest to the highest seed."""
-    axes.axhline(seeds.mean, color=GREY, linestyle="--", linewidth=1.6, label=name)
+    axes.axhline(seeds.mean, color=GRAY, linestyle="--", linewidth=1.6, label=name)
     if len(seeds.values) > 1:
-        axes.axhspan(min(seeds.values), max(seeds.values), color=GREY, alpha=0.15, linewidth=0)
+        axes.axhspan(min(seeds.values), max(seeds.values), color=GRAY, alpha=0.15, linewidth=0)
 
 
 def draw_sharing(series: Series, metric: str, modes: Sequence[str]) -> "Figure":

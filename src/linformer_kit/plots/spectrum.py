@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from .style import GREY, MARKERS, PALETTE, calm, footnote, legend, new_figure, set_title
+from .style import GRAY, MARKERS, PALETTE, calm, footnote, legend, new_figure, set_title
 
 COLORS = mpl.colormaps["cividis"]
 MAX_NUMBERS = 16  # of numbers in a row or column of the heat map; more do not fit
@@ -47,7 +47,7 @@ def draw_curves(figure: Any, axes: Any, layers: Sequence[Layer]) -> None:
         axes.plot(layer.ks, layer.shares.mean(axis=0), color=color, linewidth=1.8)
     calm(axes)
     for k in {layer.quarter for layer in layers}:
-        axes.axvline(k, color=GREY, linestyle=":", linewidth=1.2)
+        axes.axvline(k, color=GRAY, linestyle=":", linewidth=1.2)
     set_title(axes, "Share held by the k largest singular values")
     axes.set(xlabel="k", ylim=(0, 1.01), xlim=(0, max(layer.ks[-1] for layer in layers)))
     axes.yaxis.set_major_formatter(PercentFormatter(1))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothin
 DOTS_PER_INCH = 150
 MAX_HEIGHT = 40.0  # inches
 ORANGE, SKY, GREEN, BLUE = "#E69F00", "#56B4E9", "#009E73", "#0072B2"
-VERMILION, PURPLE, GREY, BLACK = "#D55E00", "#CC79A7", "#666666", "#000000"
+VERMILION, PURPLE, GRAY, BLACK = "#D55E00", "#CC79A7", "#666666", "#000000"
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -112,7 +112,7 @@ def growing_legend(figure: "Figure", named: "Mapping[str, Artist]", fontsize: fl
 
 def footnote(figure: "Figure", text: str) -> None:
     """A small note below all panels."""
-    figure.supxlabel(plain_label(text), fontsize=9, color=GREY)
+    figure.supxlabel(plain_label(text), fontsize=9, color=GRAY)
 
 
 def save(figure: "Figure", path: Path) -> None:
