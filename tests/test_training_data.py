@@ -36,7 +36,7 @@ from linformer_kit.training.data import read_sources, read_splits
 from linformer_kit.training.prepare import prepare
 from linformer_kit.training.sources import find_sources
 from linformer_kit.training.tokenizer import SPECIAL
-from linformer_kit.training.tokens import classified_texts, ended, text_batches
+from linformer_kit.training.tokens import classified_texts, text_batches, tokenize_with_end
 
 pytestmark = pytest.mark.usefixtures("restore_global_state")
 
@@ -403,9 +403,9 @@ def test_texts_encoded_a_few_at_a_time_are_the_same(trained_run, monkeypatch):
         assert classified_texts(tokenizer, first, pairs, 12) == whole
         end = [tokenizer.eos_token_id]
         cut = [tokenizer(text, add_special_tokens=False)["input_ids"][:6] + end for text in first]
-        assert ended(tokenizer, first, 7) == (cut, [len(text.split()) + 1 for text in first])
+        assert tokenize_with_end(tokenizer, first, 7) == (cut, [len(text.split()) + 1 for text in first])
         monkeypatch.undo()
-    assert ended(tokenizer, [], 7) == ([], [])
+    assert tokenize_with_end(tokenizer, [], 7) == ([], [])
 
 
 # a line of ten million characters

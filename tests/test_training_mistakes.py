@@ -318,7 +318,7 @@ def test_a_model_of_another_kind_is_no_start(tmp_path, quick, trained_run):
             "causal-lm",
             "LinformerForMaskedLM, which has no weights for model.layers.0.attention.projection.weight ",
         ),
-        ("causal-lm", "masked-lm", "model: is_decoder=True: a masked LM has to see both sides"),
+        ("causal-lm", "masked-lm", "model: is_decoder=True, but a masked LM needs both sides of a mask"),
         ("translation", "classification", "model: this is the configuration of an encoder-decoder"),
     ):
         start = {"from": str(trained_run(source).run / "model")}
