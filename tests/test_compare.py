@@ -72,6 +72,12 @@ def test_what_takes_too_long_is_recorded_as_such():
     assert "the limit is 0 s" in found.note
 
 
+def test_a_system_that_does_not_report_memory_gives_times_only(monkeypatch):
+    monkeypatch.setattr(isolated, "peak_resident", lambda: None)
+    found = isolated_here(point_of("linformer-kit", "layer"), time_limit=60.0)
+    assert (found.status, found.peak_bytes) == (OK, None)
+
+
 def test_a_process_that_hangs_is_ended():
     with pytest.raises(WorkerFailed, match=OVER_TIME_LIMIT):
         subprocess_call("linformer_kit.bench.isolated", {}, seconds=0.01)

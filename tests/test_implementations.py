@@ -250,6 +250,14 @@ def test_the_cache_is_that_of_all_tokens():
     assert workload.call().get_seq_length() == 128  # each call starts after the prompt
 
 
+@pytest.mark.parametrize(("sharing", "matrices"), [("headwise", 2), ("kv", 1), ("layerwise", 1)])
+@pytest.mark.parametrize("subject", ["layer", "causal-layer"])
+def test_layers_have_the_sharing_of_the_sweep(subject, sharing, matrices):
+    place = point_of("linformer-kit", subject, sharing=sharing)
+    check(place)
+    assert implementations.build(place).projection.matrices == matrices
+
+
 # Keras: the backend of this process; test_compare.py runs the others in their own
 
 
@@ -257,6 +265,7 @@ def test_the_cache_is_that_of_all_tokens():
 def test_a_keras_layer_passes_predicts_and_trains(name):
     place = point_of(name, "layer", length=48, backend="keras-torch")
     check(place)
+    check(replace(place, sharing="layerwise"))
     layer, model = keras_layers.build(place)
     before = layer.get_weights()
     keras_layers.make_call(place, model)()

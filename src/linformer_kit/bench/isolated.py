@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..process_memory import is_out_of_memory
+from ..process_memory import is_out_of_memory, peak_resident
 from .checks import WrongImplementation
 from .implementations import check, make_workload
 from .measure import (
@@ -98,6 +98,8 @@ def isolated_here(point: Point, time_limit: float) -> Isolated:
     workload = make_workload(point)
     # Keras backends do not report the memory of a GPU
     device = torch.device(point.device if point.backend == "torch" or point.device.startswith("cpu") else "meta")
+    if device.type == "cpu" and peak_resident() is None:  # Windows does not report it
+        device = torch.device("meta")
     start = time.perf_counter()
     peak_bytes = peak_memory(workload.call) if device.type == "cpu" else accelerator_memory(workload.call, device)
     seconds = time.perf_counter() - start

@@ -30,7 +30,7 @@ def build(point: Point) -> tuple[Any, Any]:
         if point.implementation == FULL:
             layer = keras.layers.MultiHeadAttention(point.num_heads, point.head_size)
         else:
-            options: dict[str, Any] = {"projection": point.projection, "sharing": point.sharing}
+            options: dict[str, Any] = {"projection": point.projection, "sharing": point.layer_sharing}
             layer = LinearMultiHeadAttention(point.num_heads, point.head_size, point.projected_length, **options)
         return layer, make_model(layer, point)
 

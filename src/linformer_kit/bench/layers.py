@@ -34,9 +34,8 @@ def make_layer(point: Point) -> LinformerAttention:
     """A new `LinformerAttention` of the point's sizes; without projection, full attention."""
     options: dict[str, Any] = {"projection": "none"}
     if point.projected_length is not None:
-        # for a single layer, layerwise sharing is kv sharing
-        sharing = "kv" if point.sharing == "layerwise" else point.sharing
-        options = {"projection": point.projection, "sharing": sharing, "projected_length": point.projected_length}
+        options = {"projection": point.projection, "sharing": point.layer_sharing}
+        options["projected_length"] = point.projected_length
     return LinformerAttention(
         point.hidden_size, point.num_heads, head_dim=point.head_dim, max_length=point.length, **options
     )
@@ -51,7 +50,7 @@ def our_layer(point: Point) -> LinformerAttention:
 def our_causal_layer(point: Point) -> CausalLinformerAttention:
     options: dict[str, Any] = {"projection": "none"}
     if point.projected_length is not None:
-        options = {"projection": point.projection, "slots": point.projected_length}
+        options = {"projection": point.projection, "sharing": point.layer_sharing, "slots": point.projected_length}
         options |= {} if point.block_length is None else {"block_length": point.block_length}
     layer = CausalLinformerAttention(point.hidden_size, point.num_heads, head_dim=point.head_dim, **options)
     randomize_(layer)

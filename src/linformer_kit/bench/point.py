@@ -61,6 +61,11 @@ class Point:
         return "none" if self.projected_length is None else self.variant or "linear"
 
     @property
+    def layer_sharing(self) -> str:
+        """The sharing of a single layer, for which layerwise sharing is kv sharing."""
+        return "kv" if self.sharing == "layerwise" else self.sharing
+
+    @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_heads
 

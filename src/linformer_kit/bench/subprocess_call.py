@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -33,7 +32,8 @@ def subprocess_call(
         raise WorkerFailed(OVER_TIME_LIMIT) from None
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
-    if done.returncode == -signal.SIGKILL or is_out_of_memory(RuntimeError(done.stderr)):
+    # SIGKILL (signal.SIGKILL does not exist on Windows): Linux ends a process without memory in this way
+    if done.returncode == -9 or is_out_of_memory(RuntimeError(done.stderr)):
         raise WorkerFailed(OUT_OF_MEMORY)
     last = next(iter(done.stderr.strip().splitlines()[-1:]), "")
     raise WorkerFailed(FAILED, last[:200] or f"the process ended with {done.returncode}")
