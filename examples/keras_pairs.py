@@ -1,9 +1,9 @@
-"""Pairs of texts, as in natural language inference: does the second follow from the first, contradict it, or neither?
+"""Natural language inference: does the second sentence follow from the first, contradict it, or neither?
 
     python examples/keras_pairs.py
 
-The sentences are made up: somebody rests or moves, and the second sentence says so in another word, says the opposite, or speaks of
-the weather. Token types tell the two sentences apart.
+The sentences are synthetic: a person rests or moves, and the second sentence repeats it with a synonym, states the
+opposite, or is about the weather. Token types distinguish the two sentences.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import numpy as np
 from linformer_kit.keras import Linformer
 
 NAMES = ["anna", "ben", "clara", "david", "emma", "felix", "greta", "hugo"]
-PLACES = ["garden", "kitchen", "station", "school", "harbour", "library", "market", "theatre"]
+PLACES = ["garden", "kitchen", "station", "school", "harbor", "library", "market", "theater"]
 RESTING, MOVING = ["rests", "sleeps", "sits", "waits"], ["runs", "jumps", "dances", "climbs"]
 WEATHER = ["rains", "snows", "thunders", "clears"]
 LABELS = ["entailment", "contradiction", "neutral"]
@@ -24,23 +24,23 @@ IDS = {word: number for number, word in enumerate(WORDS)}
 LENGTH = 16
 
 
-def made_up_pairs(count, seed):
+def synthetic_pairs(count, seed):
     """Premise, hypothesis and label."""
     rng = random.Random(seed)
     for number in range(count):
         label, name = LABELS[number % 3], rng.choice(NAMES)
-        alike, opposite = rng.sample([RESTING, MOVING], 2)
-        verb, same = rng.sample(alike, 2)
+        same_group, other_group = rng.sample([RESTING, MOVING], 2)
+        verb, synonym = rng.sample(same_group, 2)
         hypotheses = {
-            "entailment": f"{name} {same}",
-            "contradiction": f"{name} {rng.choice(opposite)}",
+            "entailment": f"{name} {synonym}",
+            "contradiction": f"{name} {rng.choice(other_group)}",
             "neutral": f"outside it {rng.choice(WEATHER)}",
         }
         yield f"{name} {verb} in the {rng.choice(PLACES)}", hypotheses[label], label
 
 
-def arrays_of(pairs):
-    """Ids of both texts in one row, the types that tell them apart, and labels."""
+def encode(pairs):
+    """Token ids of both sentences in one row, token types, and labels."""
     rows = [(premise.split(), hypothesis.split(), label) for premise, hypothesis, label in pairs]
     ids, types = np.zeros((2, len(rows), LENGTH), "int32")
     for number, (premise, hypothesis, _) in enumerate(rows):
@@ -51,28 +51,30 @@ def arrays_of(pairs):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description="Pairs of texts with Keras.")
+    parser = argparse.ArgumentParser(description="Classify pairs of sentences with Keras.")
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args(arguments)
 
-    x, y = arrays_of(made_up_pairs(1500, seed=0))
-    x_test, y_test = arrays_of(made_up_pairs(300, seed=1))
-    sizes = {
-        "k": 12,
-        "max_len": LENGTH,
-        "vocab_size": len(WORDS),
-        "d_model": 64,
-        "d_ff": 128,
-        "n_heads": 4,
-        "n_layers": 1,
-    }
-    model = Linformer(**sizes, dropout=0.0, token_types=2, n_classes=3)
+    x, y = encode(synthetic_pairs(1500, seed=0))
+    x_test, y_test = encode(synthetic_pairs(300, seed=1))
+    model = Linformer(
+        k=12,
+        max_len=LENGTH,
+        vocab_size=len(WORDS),
+        d_model=64,
+        d_ff=128,
+        n_heads=4,
+        n_layers=1,
+        dropout=0.0,
+        token_types=2,
+        n_classes=3,
+    )
     model.compile(optimizer=keras.optimizers.Adam(2e-3), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
     model.fit(x, y, batch_size=50, epochs=options.epochs, validation_data=(x_test, y_test), verbose=2)
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
-    asked = arrays_of([("anna sleeps in the garden", "anna dances", LABELS[0])])[0]
-    answer = LABELS[int(model.predict(asked, verbose=0).argmax())]
-    print(f"{accuracy:.1%} of {len(y_test)} unseen pairs; 'anna sleeps in the garden', 'anna dances': {answer}")
+    example = encode([("anna sleeps in the garden", "anna dances", LABELS[0])])[0]
+    answer = LABELS[int(model.predict(example, verbose=0).argmax())]
+    print(f"accuracy {accuracy:.1%} on {len(y_test)} test pairs; 'anna sleeps in the garden', 'anna dances': {answer}")
     return accuracy
 
 

@@ -1,8 +1,8 @@
-"""A functional model that was there before, with its attention replaced: one line changed.
+"""Replace the attention of an existing functional model by changing one line.
 
     python examples/keras_replace_attention.py
 
-The task: one of 1,000 numbers in a row is marked; is it above the mean of them all?
+The task: one of 1,000 numbers is marked; is it above their mean?
 """
 
 import argparse
@@ -20,12 +20,12 @@ def full_attention():
     return keras.layers.MultiHeadAttention(num_heads=4, key_dim=8)
 
 
-def linear_attention():  # the one line
+def linear_attention():  # the changed line
     return LinearMultiHeadAttention(num_heads=4, key_dim=8, projection_dim=32)
 
 
-def model_with(attention):
-    """Somebody's transformer block with a classifier on top."""
+def build_model(attention):
+    """A transformer block with a classifier."""
     inputs = keras.Input((LENGTH, 2))
     x = keras.layers.Dense(WIDTH)(inputs)
     y = keras.layers.LayerNormalization()(x)
@@ -38,8 +38,8 @@ def model_with(attention):
     return model
 
 
-def numbers(count, seed):
-    """(B, N, 2): numbers around a mean that differs from row to row, and a mark on one; and whether that one is above it."""
+def synthetic_rows(count, seed):
+    """(B, N, 2) numbers around the mean of each row, one of them marked; (B,) whether that one is above the mean."""
     rng = np.random.default_rng(seed)
     values, answers = rng.normal(size=(count, 1)) + rng.normal(size=(count, LENGTH)), rng.integers(0, 2, count)
     rows, marked = np.arange(count), rng.integers(0, LENGTH, count)
@@ -56,19 +56,17 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
 
     keras.utils.set_random_seed(0)
-    (x, y), (x_test, y_test) = numbers(options.examples, seed=0), numbers(200, seed=1)
+    (x, y), (x_test, y_test) = synthetic_rows(options.examples, seed=0), synthetic_rows(200, seed=1)
     accuracies = {}
-    for name, attention in {
-        "MultiHeadAttention": full_attention(),
-        "LinearMultiHeadAttention": linear_attention(),
-    }.items():
-        model = model_with(attention)
+    for attention in (full_attention(), linear_attention()):
+        name = type(attention).__name__
+        model = build_model(attention)
         model.fit(x[:16], y[:16], batch_size=16, verbose=0)  # compiles
         start = time.perf_counter()
         model.fit(x, y, batch_size=16, epochs=options.epochs, verbose=0)
         seconds = time.perf_counter() - start
         accuracies[name] = model.evaluate(x_test, y_test, verbose=0)[1]
-        print(f"{name:26} {seconds:6.1f} s of training, {accuracies[name]:.0%} of {len(y_test)} unseen rows")
+        print(f"{name:26} {seconds:6.1f} s of training, accuracy {accuracies[name]:.0%} on {len(y_test)} test rows")
     return accuracies
 
 

@@ -1,9 +1,9 @@
-"""Sentiment of long texts: a Linformer that is compiled and fitted.
+"""Sentiment classification of long texts with compile and fit.
 
-    python examples/keras_sentiment.py                          made-up reviews, about a minute
-    python examples/keras_sentiment.py --data FOLDER            train.jsonl and test.jsonl with "text" and "label", also gzipped
+    python examples/keras_sentiment.py                       synthetic reviews, about a minute
+    python examples/keras_sentiment.py --data DIRECTORY      train.jsonl and test.jsonl (or .gz) with "text" and "label"
 
-`KERAS_BACKEND=jax`, `tensorflow` or `torch` before it chooses the backend.
+The environment variable `KERAS_BACKEND` selects the backend: jax, tensorflow or torch.
 """
 
 import argparse
@@ -24,8 +24,8 @@ GOOD, BAD = ("wonderful", "moving", "brilliant", "charming"), ("dull", "tedious"
 OTHERS = [f"{noun}{number}" for noun in ("scene", "actor", "line", "song", "story") for number in range(60)]
 
 
-def made_up_reviews(count, words, seed):
-    """Long reviews, one word in twenty an opinion, and three out of four opinions those of the verdict."""
+def synthetic_reviews(count, words, seed):
+    """Long reviews in which one word in twenty is an opinion, and three out of four opinions match the label."""
     rng = random.Random(seed)
     for number in range(count):
         text = rng.choices(OTHERS, k=rng.randint(words // 2, words))
@@ -34,58 +34,64 @@ def made_up_reviews(count, words, seed):
         yield {"text": " ".join(text), "label": number % 2}
 
 
-def read_reviews(folder, split):
-    """The rows of train.jsonl or test.jsonl, or of the same with .gz."""
-    path = next((path for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz") if path.exists()), None)
+def read_reviews(directory, split):
+    """The rows of `split`.jsonl or `split`.jsonl.gz."""
+    paths = (directory / f"{split}.jsonl", directory / f"{split}.jsonl.gz")
+    path = next((path for path in paths if path.exists()), None)
     if path is None:
-        sys.exit(f"{folder} holds neither {split}.jsonl nor {split}.jsonl.gz; give the folder that does, with --data")
+        sys.exit(f"{directory} holds neither {split}.jsonl nor {split}.jsonl.gz; use --data with a directory that does")
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     if not rows:
-        sys.exit(f"{path} is empty; it must hold a line of JSON with text and label for each review")
+        sys.exit(f"{path} is empty; it must hold one JSON object with text and label per line")
     return rows
 
 
-def words_of(text):
+def split_words(text):
     return text.lower().split()
 
 
-def vocabulary_of(rows, size):
+def build_vocabulary(rows, size):
     """The most frequent words, numbered from 2."""
-    counts = Counter(word for row in rows for word in words_of(row["text"]))
+    counts = Counter(word for row in rows for word in split_words(row["text"]))
     return {word: number for number, (word, _) in enumerate(counts.most_common(size - 2), start=2)}
 
 
-def arrays_of(rows, vocabulary, length):
-    """(B, N) ids, 0 behind the words of each text, and (B,) labels."""
+def encode(rows, vocabulary, length):
+    """(B, N) ids, padded with 0, and (B,) labels."""
     ids = np.full((len(rows), length), PADDING, "int32")
-    for row, place in zip(rows, ids, strict=True):
-        known = [vocabulary.get(word, UNKNOWN) for word in words_of(row["text"])[:length]]
-        place[: len(known)] = known
+    for row, row_ids in zip(rows, ids, strict=True):
+        known = [vocabulary.get(word, UNKNOWN) for word in split_words(row["text"])[:length]]
+        row_ids[: len(known)] = known
     return ids, np.array([row["label"] for row in rows])
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description="Sentiment of long texts with Keras.")
+    parser = argparse.ArgumentParser(description="Classify the sentiment of long texts with Keras.")
     parser.add_argument(
-        "--data", type=Path, help="a folder with train.jsonl and test.jsonl; made-up reviews without it"
+        "--data", type=Path, help="Directory with train.jsonl and test.jsonl (default: synthetic reviews)."
     )
-    parser.add_argument("--words", type=int, default=512, help="of each text")
-    parser.add_argument("--examples", type=int, default=1600, help="of training at most; a quarter as many to test")
+    parser.add_argument("--words", type=int, default=512, help="Maximum number of words per text (default 512).")
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=1600,
+        help="Maximum number of training examples (default 1600); a quarter as many for testing.",
+    )
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args(arguments)
 
     if options.data is None:
-        train = list(made_up_reviews(options.examples, options.words, seed=0))
-        test = list(made_up_reviews(options.examples // 4, options.words, seed=1))
+        train = list(synthetic_reviews(options.examples, options.words, seed=0))
+        test = list(synthetic_reviews(options.examples // 4, options.words, seed=1))
     else:
         rng = random.Random(0)
         train, test = (read_reviews(options.data, split) for split in ("train", "test"))
         train = rng.sample(train, min(len(train), options.examples))
         test = rng.sample(test, min(len(test), options.examples // 4))
-    vocabulary = vocabulary_of(train, size=10_000)
-    x, y = arrays_of(train, vocabulary, options.words)
-    x_test, y_test = arrays_of(test, vocabulary, options.words)
+    vocabulary = build_vocabulary(train, size=10_000)
+    x, y = encode(train, vocabulary, options.words)
+    x_test, y_test = encode(test, vocabulary, options.words)
 
     model = Linformer(
         k=64,
@@ -103,7 +109,8 @@ def main(arguments=None):
     stop = keras.callbacks.EarlyStopping(monitor="val_accuracy", patience=2, restore_best_weights=True)
     model.fit(x, y, batch_size=16, epochs=options.epochs, validation_split=0.1, callbacks=[stop], verbose=2)
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
-    print(f"{accuracy:.1%} of {len(test)} unseen texts of up to {options.words} words, with {keras.backend.backend()}")
+    backend = keras.backend.backend()
+    print(f"accuracy {accuracy:.1%} on {len(test)} test texts of up to {options.words} words, on {backend}")
     return accuracy
 
 

@@ -74,7 +74,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     - `max_length`: maximum length of the keys (default: the length of the first input).
 
     All queries see the same keys. So `use_causal_mask` and `sliding_window` raise an error, as does an `attention_mask`
-    that is not a padding mask. If padding is at the end, `lengths` (B,), the number of real tokens, is faster than a mask.
+    that is not a padding mask. If padding is at the end, `lengths` (B,), the number of real tokens, is faster.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if self.max_length is None and kinds[kind].sized_by_max_length:
             others = list_names(name for name, cls in kinds.items() if not cls.sized_by_max_length)
             raise ValueError(
-                f"the length of the keys is unknown, but projection={kind!r} needs the maximum length; set max_length=, "
-                f"or use projection={others}"
+                f"the length of the keys is unknown, but projection={kind!r} needs the maximum; set max_length=, or "
+                f"use projection={others}"
             )
         if key_width != value_width and kinds[kind].sized_by_width:
             others = list_names(name for name, cls in kinds.items() if not cls.sized_by_width)

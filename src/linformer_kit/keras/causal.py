@@ -18,8 +18,8 @@ from .attention import LinearMultiHeadAttention
 from .projection import Projection, ceil_div
 from .tokens import Tensor, at_least_float32
 
-# The state of one layer between tokens: inputs, keys and values of the current block, (B, L, …) each, and keys and values
-# of the summaries, (B, X, S, H, D), allocated for the maximum number of blocks. Rows of incomplete blocks are undefined.
+# The state of one layer between tokens: inputs, keys and values of the current block, (B, L, …) each, and keys and
+# values of the summaries, (B, X, S, H, D), allocated for the maximum number of blocks. Incomplete blocks are undefined.
 Cache = tuple[Tensor, ...]
 
 

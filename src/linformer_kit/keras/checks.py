@@ -74,8 +74,8 @@ def key_padding(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 NOT_A_PADDING_MASK = (
-    "lets queries see different keys, which is impossible with projected keys: each of the K rows mixes many tokens. Use "
-    " a padding mask, (batch, 1, keys) or value_mask, or projection_dim=None"
+    "lets queries see different keys, which is impossible with projected keys: each of the K rows mixes many tokens. "
+    "Use  a padding mask, (batch, 1, keys) or value_mask, or projection_dim=None"
 )
 
 

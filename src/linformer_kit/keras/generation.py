@@ -1,6 +1,6 @@
 """Generation: process the prompt, then one token at a time from the caches of the layers.
 
-The whole loop is one graph, compiled like that of `predict`. The random numbers for sampling are an input: the same seed
+The whole loop is one graph, compiled like that of `predict`. The random numbers for sampling are an input: one seed
 gives the same tokens on every backend.
 """
 

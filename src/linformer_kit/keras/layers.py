@@ -331,9 +331,7 @@ class Stack(keras.layers.Layer):
         self.check_length(ids_BN.shape[1])
         x_BNC = self.embeddings(ids_BN, types_BN, training=training)
         for layer, context in zip(self.blocks, self.project_source(source), strict=True):
-            x_BNC = layer(
-                x_BNC, lengths_B, shared_projection=self.shared_projection, source=context, training=training
-            )
+            x_BNC = layer(x_BNC, lengths_B, shared_projection=self.shared_projection, source=context, training=training)
         return x_BNC if self.norm is None else self.norm(x_BNC)
 
     def project_source(self, source: Source | None) -> list[KeysValues | None]:
