@@ -29,11 +29,11 @@ def made_up_pairs(count, seed):
     rng = random.Random(seed)
     for number in range(count):
         label, name = LABELS[number % 3], rng.choice(NAMES)
-        alike, opposite = rng.sample([RESTING, MOVING], 2)
-        verb, same = rng.sample(alike, 2)
+        same_group, other_group = rng.sample([RESTING, MOVING], 2)
+        verb, synonym = rng.sample(same_group, 2)
         hypotheses = {
-            "entailment": f"{name} {same}",
-            "contradiction": f"{name} {rng.choice(opposite)}",
+            "entailment": f"{name} {synonym}",
+            "contradiction": f"{name} {rng.choice(other_group)}",
             "neutral": f"outside it {rng.choice(WEATHER)}",
         }
         yield f"{name} {verb} in the {rng.choice(PLACES)}", hypotheses[label], label

@@ -35,9 +35,10 @@ def made_up_reviews(count, words, seed):
         yield {"text": " ".join(text), "label": number % 2}
 
 
-def read_reviews(folder, split):
-    """The rows of train.jsonl or test.jsonl, or of the same with .gz."""
-    path = next((path for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz") if path.exists()), None)
+def read_reviews(directory, split):
+    """The rows of `split`.jsonl or `split`.jsonl.gz."""
+    paths = (directory / f"{split}.jsonl", directory / f"{split}.jsonl.gz")
+    path = next((path for path in paths if path.exists()), None)
     if path is None:
         sys.exit(f"{folder} holds neither {split}.jsonl nor {split}.jsonl.gz; pass another directory with --data")
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
@@ -79,8 +80,8 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
 
     if options.data is None:
-        train = list(made_up_reviews(options.examples, options.words, seed=0))
-        test = list(made_up_reviews(options.examples // 4, options.words, seed=1))
+        train = list(synthetic_reviews(options.examples, options.words, seed=0))
+        test = list(synthetic_reviews(options.examples // 4, options.words, seed=1))
     else:
         rng = random.Random(0)
         train, test = (read_reviews(options.data, split) for split in ("train", "test"))

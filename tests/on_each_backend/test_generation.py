@@ -80,6 +80,7 @@ def test_padding_follows_the_end_and_generation_stops_early():
         assert (generated[row, end + 1 :] == 0).all()
 
 
+@only_torch  # test_keras.py compares the sampled tokens of the backends
 def test_tokens_are_sampled_by_their_probabilities():
     model = randomize(LinformerCausalLM(**{**SIZES, "vocab_size": 5}, block_length=4))
     ids = np.repeat(IDS[:1] % 4 + 1, 2000, axis=0)
@@ -119,6 +120,7 @@ def test_adapters_added_after_compilation_are_used():
     np.testing.assert_array_equal(model.generate(IDS, max_new_tokens=4), greedy(model, IDS, 4))
 
 
+@only_torch
 def test_it_learns_to_copy():
     source = RNG.integers(3, 30, (16, 6))
     target = np.concatenate([source, np.full((16, 1), 2)], axis=1)
@@ -126,7 +128,7 @@ def test_it_learns_to_copy():
     model = LinformerSeq2Seq(**{**SIZES, "dropout": 0.0}, block_length=4, start_id=1, end_id=2)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     model.compile(keras.optimizers.Adam(1e-2), loss)
-    # 150 epochs in one: each epoch costs TensorFlow as much as the step itself
+    # 150 epochs in one, which saves the overhead of each
     x = {"input_ids": np.tile(source, (150, 1)), "decoder_input_ids": np.tile(shifted, (150, 1))}
     model.fit(x, np.tile(target, (150, 1)), batch_size=16, shuffle=False, verbose=0)
     np.testing.assert_array_equal(model.generate(source, max_new_tokens=10)[:, 1:], target)
@@ -134,14 +136,15 @@ def test_it_learns_to_copy():
 
 def test_prompts_of_many_shapes():
     model = randomize(LinformerCausalLM(**{**SIZES, "max_len": 200}, block_length=8))
-    for batch, length in cases((1, 5), (2, 70), (1, 6), torch=[(3, 5), (1, 130)]):
+    for batch, length in cases((1, 5), (2, 70), torch=[(2, 5), (1, 130), (3, 5)]):
         ids = RNG.integers(1, 30, (batch, length))
         np.testing.assert_array_equal(model.generate(ids, max_new_tokens=3), greedy(model, ids, 3))
     seq2seq = LinformerSeq2Seq(**{**SIZES, "max_len": 200}, block_length=8)
-    for batch, length in cases((1, 5), (2, 70), torch=[(3, 70)]):
+    for batch, length in cases(torch=[(1, 5), (2, 70), (3, 70)]):
         assert seq2seq.generate(RNG.integers(1, 30, (batch, length)), max_new_tokens=3).shape == (batch, 4)
 
 
+@only_torch
 def test_new_tokens_have_the_type_of_the_last():
     model = randomize(LinformerCausalLM(**SIZES, block_length=4, token_types=2))
     types = np.arange(12) % 2 * np.ones((3, 1), int)  # the last is 1
