@@ -2,7 +2,7 @@
 
     python examples/keras_replace_attention.py
 
-The task: one of 1,000 numbers in a sequence is marked. Is it above the mean of the sequence?
+The task: one of 1,000 numbers is marked; is it above their mean?
 """
 
 import argparse
@@ -20,12 +20,12 @@ def full_attention():
     return keras.layers.MultiHeadAttention(num_heads=4, key_dim=8)
 
 
-def linear_attention():  # the line that changes
+def linear_attention():  # the changed line
     return LinearMultiHeadAttention(num_heads=4, key_dim=8, projection_dim=32)
 
 
 def build_model(attention):
-    """A transformer block and a classifier."""
+    """A transformer block with a classifier."""
     inputs = keras.Input((LENGTH, 2))
     x = keras.layers.Dense(WIDTH)(inputs)
     y = keras.layers.LayerNormalization()(x)
@@ -38,8 +38,8 @@ def build_model(attention):
     return model
 
 
-def make_data(count, seed):
-    """(B, N, 2) numbers and marks, with a different mean in each row, and (B,) whether the marked one is above it."""
+def synthetic_rows(count, seed):
+    """(B, N, 2) numbers around the mean of each row, one of them marked; (B,) whether that one is above the mean."""
     rng = np.random.default_rng(seed)
     values, answers = rng.normal(size=(count, 1)) + rng.normal(size=(count, LENGTH)), rng.integers(0, 2, count)
     rows, marked = np.arange(count), rng.integers(0, LENGTH, count)
@@ -56,14 +56,12 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
 
     keras.utils.set_random_seed(0)
-    (x, y), (x_test, y_test) = make_data(options.examples, seed=0), make_data(200, seed=1)
+    (x, y), (x_test, y_test) = synthetic_rows(options.examples, seed=0), synthetic_rows(200, seed=1)
     accuracies = {}
-    for name, attention in {
-        "MultiHeadAttention": full_attention(),
-        "LinearMultiHeadAttention": linear_attention(),
-    }.items():
+    for attention in (full_attention(), linear_attention()):
+        name = type(attention).__name__
         model = build_model(attention)
-        model.fit(x[:16], y[:16], batch_size=16, verbose=0)  # compile before timing
+        model.fit(x[:16], y[:16], batch_size=16, verbose=0)  # compiles
         start = time.perf_counter()
         model.fit(x, y, batch_size=16, epochs=options.epochs, verbose=0)
         seconds = time.perf_counter() - start

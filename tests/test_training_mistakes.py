@@ -319,7 +319,7 @@ def test_a_model_of_another_kind_is_no_start(tmp_path, quick, trained_run):
             "LinformerForMaskedLM, which has no weights for model.layers.0.attention.projection.weight ",
         ),
         ("causal-lm", "masked-lm", "model: is_decoder=True, but a masked LM needs both sides of a mask"),
-        ("translation", "classification", "model: this is the configuration of an encoder-decoder"),
+        ("translation", "classification", "model: the configuration is that of an encoder-decoder"),
     ):
         start = {"from": str(trained_run(source).run / "model")}
         assert said in refused("train", quick(task, tmp_path, **{"model": start, "tokenizer": None}))
