@@ -24,7 +24,7 @@ IDS = {word: number for number, word in enumerate(WORDS)}
 LENGTH = 16
 
 
-def made_up_pairs(count, seed):
+def synthetic_pairs(count, seed):
     """Yield `count` tuples of premise, hypothesis and label."""
     rng = random.Random(seed)
     for number in range(count):
@@ -55,8 +55,8 @@ def main(arguments=None):
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args(arguments)
 
-    x, y = to_arrays(made_up_pairs(1500, seed=0))
-    x_test, y_test = to_arrays(made_up_pairs(300, seed=1))
+    x, y = to_arrays(synthetic_pairs(1500, seed=0))
+    x_test, y_test = to_arrays(synthetic_pairs(300, seed=1))
     sizes = {
         "k": 12,
         "max_len": LENGTH,

@@ -25,7 +25,7 @@ GOOD, BAD = ("wonderful", "moving", "brilliant", "charming"), ("dull", "tedious"
 OTHERS = [f"{noun}{number}" for noun in ("scene", "actor", "line", "song", "story") for number in range(60)]
 
 
-def made_up_reviews(count, words, seed):
+def synthetic_reviews(count, words, seed):
     """Yield long reviews. One word in twenty is an opinion, and three out of four opinions agree with the label."""
     rng = random.Random(seed)
     for number in range(count):
@@ -40,7 +40,7 @@ def read_reviews(directory, split):
     paths = (directory / f"{split}.jsonl", directory / f"{split}.jsonl.gz")
     path = next((path for path in paths if path.exists()), None)
     if path is None:
-        sys.exit(f"{folder} holds neither {split}.jsonl nor {split}.jsonl.gz; pass another directory with --data")
+        sys.exit(f"{directory} holds neither {split}.jsonl nor {split}.jsonl.gz; pass another directory with --data")
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     if not rows:
@@ -61,9 +61,9 @@ def build_vocabulary(rows, size):
 def to_arrays(rows, vocabulary, length):
     """(B, N) ids, padded with 0 at the end, and (B,) labels."""
     ids = np.full((len(rows), length), PADDING, "int32")
-    for row, place in zip(rows, ids, strict=True):
+    for row, row_ids in zip(rows, ids, strict=True):
         known = [vocabulary.get(word, UNKNOWN) for word in split_words(row["text"])[:length]]
-        place[: len(known)] = known
+        row_ids[: len(known)] = known
     return ids, np.array([row["label"] for row in rows])
 
 
