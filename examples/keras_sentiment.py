@@ -1,9 +1,10 @@
-"""Sentiment classification of long texts with compile and fit.
+"""Sentiment of long texts: compile and fit a Linformer classifier.
 
-    python examples/keras_sentiment.py                       synthetic reviews, about a minute
-    python examples/keras_sentiment.py --data DIRECTORY      train.jsonl and test.jsonl (or .gz) with "text" and "label"
+    python examples/keras_sentiment.py                      # synthetic reviews, about a minute
+    python examples/keras_sentiment.py --data DIRECTORY     # train.jsonl and test.jsonl, or the same with .gz
 
-The environment variable `KERAS_BACKEND` selects the backend: jax, tensorflow or torch.
+The files have the columns `text` and `label`. The environment variable `KERAS_BACKEND` selects the backend: `jax`,
+`tensorflow` or `torch`.
 """
 
 import argparse
@@ -25,7 +26,7 @@ OTHERS = [f"{noun}{number}" for noun in ("scene", "actor", "line", "song", "stor
 
 
 def synthetic_reviews(count, words, seed):
-    """Long reviews in which one word in twenty is an opinion, and three out of four opinions match the label."""
+    """Yield long reviews. One word in twenty is an opinion, and three out of four opinions agree with the label."""
     rng = random.Random(seed)
     for number in range(count):
         text = rng.choices(OTHERS, k=rng.randint(words // 2, words))
@@ -39,11 +40,11 @@ def read_reviews(directory, split):
     paths = (directory / f"{split}.jsonl", directory / f"{split}.jsonl.gz")
     path = next((path for path in paths if path.exists()), None)
     if path is None:
-        sys.exit(f"{directory} holds neither {split}.jsonl nor {split}.jsonl.gz; use --data with a directory that does")
+        sys.exit(f"{directory} holds neither {split}.jsonl nor {split}.jsonl.gz; pass another directory with --data")
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     if not rows:
-        sys.exit(f"{path} is empty; it must hold one JSON object with text and label per line")
+        sys.exit(f"{path} is empty; write one line of JSON with text and label per review")
     return rows
 
 
@@ -57,8 +58,8 @@ def build_vocabulary(rows, size):
     return {word: number for number, (word, _) in enumerate(counts.most_common(size - 2), start=2)}
 
 
-def encode(rows, vocabulary, length):
-    """(B, N) ids, padded with 0, and (B,) labels."""
+def to_arrays(rows, vocabulary, length):
+    """(B, N) ids, padded with 0 at the end, and (B,) labels."""
     ids = np.full((len(rows), length), PADDING, "int32")
     for row, row_ids in zip(rows, ids, strict=True):
         known = [vocabulary.get(word, UNKNOWN) for word in split_words(row["text"])[:length]]
@@ -71,12 +72,9 @@ def main(arguments=None):
     parser.add_argument(
         "--data", type=Path, help="Directory with train.jsonl and test.jsonl (default: synthetic reviews)."
     )
-    parser.add_argument("--words", type=int, default=512, help="Maximum number of words per text (default 512).")
+    parser.add_argument("--words", type=int, default=512, help="Maximum number of words per text.")
     parser.add_argument(
-        "--examples",
-        type=int,
-        default=1600,
-        help="Maximum number of training examples (default 1600); a quarter as many for testing.",
+        "--examples", type=int, default=1600, help="Maximum number of training examples; the test set has a quarter."
     )
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args(arguments)
@@ -90,8 +88,8 @@ def main(arguments=None):
         train = rng.sample(train, min(len(train), options.examples))
         test = rng.sample(test, min(len(test), options.examples // 4))
     vocabulary = build_vocabulary(train, size=10_000)
-    x, y = encode(train, vocabulary, options.words)
-    x_test, y_test = encode(test, vocabulary, options.words)
+    x, y = to_arrays(train, vocabulary, options.words)
+    x_test, y_test = to_arrays(test, vocabulary, options.words)
 
     model = Linformer(
         k=64,
@@ -109,8 +107,9 @@ def main(arguments=None):
     stop = keras.callbacks.EarlyStopping(monitor="val_accuracy", patience=2, restore_best_weights=True)
     model.fit(x, y, batch_size=16, epochs=options.epochs, validation_split=0.1, callbacks=[stop], verbose=2)
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
-    backend = keras.backend.backend()
-    print(f"accuracy {accuracy:.1%} on {len(test)} test texts of up to {options.words} words, on {backend}")
+    print(
+        f"accuracy {accuracy:.1%} on {len(test)} test texts of up to {options.words} words, {keras.backend.backend()}"
+    )
     return accuracy
 
 
