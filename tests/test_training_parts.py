@@ -413,13 +413,17 @@ def test_an_epoch_has_full_batches_of_similar_lengths_without_repetition(count, 
         assert waste < 0.1 * lengths.sum()
 
 
-def test_another_epoch_has_another_order():
+def test_another_epoch_has_another_order_and_other_batches():
+    def batches_of(order):
+        return {frozenset(order[start : start + 8]) for start in range(0, len(order), 8)}
+
     examples = examples_of([{"input_ids": [1]}] * 64)
     order = batches.LengthGroupedSampler(examples, 8)
     first = list(order)
     examples.set_epoch(1)
     assert sorted(order) == sorted(first)
     assert list(order) != first
+    assert batches_of(list(order)) != batches_of(first)
 
 
 def test_padding_to_the_longest_and_a_mask_only_where_there_is_padding():
