@@ -342,7 +342,7 @@ MUTATIONS = [
         "if checksum(folder / name) != expected:",
         "if not (folder / name).exists():",
         PARTS,
-        "whole or complete",
+        "checkpoint or intact",
     ),
     Mutation(
         "resuming does not restore the generator of Python",
