@@ -406,7 +406,7 @@ MUTATIONS = [
         "return rows.select(range(len(rows) - size)), rows.select(range(len(rows) - size, len(rows)))",
         "return rows, rows.select(range(len(rows) - size, len(rows)))",
         "tests/test_training_data.py tests/test_training_commands.py",
-        "one_example_of_a_text or split",
+        "an_example_is_a_line or split",
     ),
     # benchmarks
     Mutation(
