@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from battery import IS_TORCH, normal
 
-from linformer_kit.keras import LinearMultiHeadAttention, Linformer, LinformerCausalLM, LinformerSeq2Seq
+from linformer_kit.keras import LinearMultiHeadAttention, Linformer, LinformerCausalLM, LinformerSeq2Seq, Options
 
 SIZES = {"k": 6, "max_len": 32, "vocab_size": 30, "d_model": 16, "d_ff": 24, "n_heads": 2, "n_layers": 1}
 IDS = np.random.default_rng(0).integers(1, 30, (4, 20))
@@ -203,3 +203,13 @@ def test_generation_from_empty_or_long_inputs():
         LinformerCausalLM(**SIZES).generate(np.array([[3, 4], [0, 0]]))
     with pytest.raises(ValueError, match="the input has 40 tokens but the maximum is 32"):
         LinformerSeq2Seq(**SIZES).generate(np.ones((1, 40), int))
+
+
+def test_former_names_of_options_are_accepted_with_a_warning():
+    options = Options(k=4, max_len=8, vocab_size=5, d_model=4, d_ff=4, n_heads=2, n_layers=2)
+    with pytest.warns(FutureWarning, match="from_keywords"):
+        assert Options.of(options.to_dict()) == options
+    with pytest.warns(FutureWarning, match="to_dict"):
+        assert options.config() == options.to_dict()
+    with pytest.warns(FutureWarning, match="k_per_layer"):
+        assert options.k_of_layers == options.k_per_layer == [4, 4]

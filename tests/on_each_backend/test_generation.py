@@ -68,16 +68,25 @@ def test_padding_of_prompts_never_changes_the_output():
 
 def test_padding_follows_the_end_and_generation_stops_early():
     model = randomize(LinformerSeq2Seq(**SIZES, block_length=4, start_id=1))
-    without_end = model.generate(IDS, max_new_tokens=11)
-    config = {**model.get_config(), "end_id": int(without_end[0, 4])}
-    ending = LinformerSeq2Seq.from_config(config)
-    ending.set_weights(model.get_weights())
-    generated = ending.generate(IDS, max_new_tokens=11)
-    ends = [list(row[1:]).index(config["end_id"]) + 1 if config["end_id"] in row[1:] else 11 for row in without_end]
-    assert generated.shape[1] == max(ends) + 1
-    for row, end in enumerate(ends):
-        np.testing.assert_array_equal(generated[row, : end + 1], without_end[row, : end + 1])
-        assert (generated[row, end + 1 :] == 0).all()
+    sampled = {"max_new_tokens": 11, "temperature": 2.0, "seed": 3}  # greedily, random weights repeat one token
+    without_end = model.generate(IDS, **sampled)
+
+    def lengths(end_id):
+        return [list(row[1:]).index(end_id) + 1 if end_id in row[1:] else 11 for row in without_end]
+
+    # one token that all examples generate early, if there is one, and one that they generate at different steps
+    tokens = [int(token) for token in np.unique(without_end[:, 1:])]
+    shortest = min(tokens, key=lambda token: max(lengths(token)))
+    different = max(tokens, key=lambda token: max(lengths(token)) - min(lengths(token)))
+    assert len(set(lengths(different))) > 1
+    for end_id in {shortest, different}:
+        ending = LinformerSeq2Seq.from_config({**model.get_config(), "end_id": end_id})
+        ending.set_weights(model.get_weights())
+        generated = ending.generate(IDS, **sampled)
+        assert generated.shape[1] == max(lengths(end_id)) + 1
+        for row, length in enumerate(lengths(end_id)):
+            np.testing.assert_array_equal(generated[row, : length + 1], without_end[row, : length + 1])
+            assert (generated[row, length + 1 :] == 0).all()
 
 
 @only_torch  # test_keras.py compares the sampled tokens of the backends

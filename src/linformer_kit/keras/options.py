@@ -1,5 +1,6 @@
 """The options of the models: one set of names for all of them, with meanings and checks."""
 
+import warnings
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -147,3 +148,22 @@ class Options:
     def to_dict(self) -> dict[str, Any]:
         """The options as keyword arguments."""
         return asdict(self)
+
+    # names of version 0.1.0 before its release
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> "Options":
+        """Deprecated: use `from_keywords`."""
+        warnings.warn("Options.of is now called Options.from_keywords", FutureWarning, stacklevel=2)
+        return cls.from_keywords(options)
+
+    def config(self) -> dict[str, Any]:
+        """Deprecated: use `to_dict`."""
+        warnings.warn("Options.config is now called Options.to_dict", FutureWarning, stacklevel=2)
+        return self.to_dict()
+
+    @property
+    def k_of_layers(self) -> list[int]:
+        """Deprecated: use `k_per_layer`."""
+        warnings.warn("Options.k_of_layers is now called Options.k_per_layer", FutureWarning, stacklevel=2)
+        return self.k_per_layer
