@@ -612,3 +612,8 @@ def test_the_table_of_the_paper_is_complete():
         assert list(table) == [2**power for power in range(9, 17)]
         assert sum(map(len, table.values())) == 2 + 3 + 4 + 5 * 5
     assert COLUMNS[: len(KEYS)] == KEYS
+
+
+def test_a_missing_sweep_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"there is no file .*missing\.yaml; give a YAML file"):
+        read_keys(tmp_path / "missing.yaml")

@@ -221,6 +221,8 @@ def check_device(device: str) -> None:
 
 def read_keys(path: Path) -> dict[str, Any]:
     """The keys of a sweep in a file."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}; give a YAML file with the keys of a sweep (docs/compare.md)")
     keys = read_yaml(path, "a sweep")
     if not isinstance(keys, dict):
         raise UserError(f"{path} holds no keys; it may have {', '.join(asdict(Sweep()))}")
