@@ -1,12 +1,12 @@
 """Train the models of docs/results.md and tabulate what they learn, Linformer and full attention: `make results`.
 
-python benchmarks/learning.py --data FOLDER              # every table; FOLDER holds the data sets that they name
+python benchmarks/learning.py --data FOLDER              # every table; FOLDER holds the datasets that they name
 python benchmarks/learning.py --data FOLDER masked_lm    # one table
 python benchmarks/learning.py --summary                  # only summaries and figures, from the existing CSVs
 
 The tables are in benchmarks/learning/tables.yaml. Each writes to results/learning/: NAME.csv (one row per run),
-NAME_curves.csv (validation during training), NAME_summary.csv (mean and spread over seeds) and NAME.png; causal_lm also
-writes causal_lm_generation.csv. overview.csv and overview.png show all tables.
+NAME_curves.csv (validation during training), NAME_summary.csv (mean and spread over seeds) and NAME.png.
+overview.csv and overview.png show all tables.
 
 - A run is `linformer train`, then `linformer evaluate` on the test split. The checkpoint is the best on the validation
   split; the test split selects nothing.
@@ -15,20 +15,18 @@ writes causal_lm_generation.csv. overview.csv and overview.png show all tables.
 - Seed 0 of every table comes first. A run is stored when it ends, and a stopped run resumes from its last checkpoint.
 """
 
-import copy
+import asyncio
+import contextlib
 import gzip
 import hashlib
 import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal
@@ -38,12 +36,13 @@ import typer
 from learning_summary import FULL, write_overview, write_summary
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import AutoTokenizer
 
-from linformer_kit import LinformerConfig, LinformerForCausalLM
-from linformer_kit.bench.measure import peak_memory, time_interleaved
-from linformer_kit.csv_tables import Row, Table, write_rows
-from linformer_kit.errors import UserError
+from linformer_kit import LinformerConfig
+from linformer_kit.bench.isolated import PLAIN_ALLOCATION
+from linformer_kit.bench.measure import peak_memory
+from linformer_kit.cli import report_user_errors
+from linformer_kit.csv_tables import Row, Table
+from linformer_kit.errors import Stopped, UserError
 from linformer_kit.files import check_writable, lock, write_text
 from linformer_kit.schema import AT_LEAST_1, converted
 from linformer_kit.training.announce import probe_batches
@@ -63,11 +62,6 @@ COLUMNS = (
 )
 # settings that do not change what a model learns
 NOT_IN_FINGERPRINT = CHANGEABLE_KEYS | {"seed", "data.path", "data.name", "data.revision"}
-# glibc: one mapping per tensor, returned when it is freed, so that the peak is the same in every run
-PLAIN_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-# generation: the text is repeated until it is as long as the prompt; its content does not matter for the time
-TEXT = "The history of the town begins in the twelfth century , when a bridge was built over the river . "
-PROMPTS, NEW_TOKENS = (256, 767), 256
 
 
 # tables
@@ -119,8 +113,7 @@ def load_tables(path: Path) -> Tables:
         check(f"{name}.recommended", table.recommended, table.variants)
         check(f"{name}.start_from", table.start_from, tables)
         variants: dict[str, Variant] = {}
-        for key, settings in table.variants.items():
-            variant = converted(settings, Variant, f"{name}.variants.{key}")
+        for key, variant in table.variants.items():
             check(f"{name}.variants.{key}.baseline", variant.baseline, table.variants)
             check(f"{name}.variants.{key}.like", variant.like, variants)
             if table.start_from:
@@ -135,25 +128,34 @@ def load_tables(path: Path) -> Tables:
     return tables
 
 
+# jobs
+
+
 @dataclass(frozen=True)
 class Job:
     """One run of a table."""
 
-    table: LearningTable
+    tables: Tables
+    name: str  # of its table
     variant: str
-    seed: int
-    runs: Path
-    data: Path | None = None  # the directory of all data sets
-    start: "Job | None" = None  # the run whose model is the initial one
+    seed: int = 0
+    runs: Path = Path()
+    data: Path | None = None  # the directory of all datasets
+
+    @property
+    def table(self) -> LearningTable:
+        return self.tables[self.name]
+
+    @cached_property
+    def start(self) -> "Job | None":
+        """The run whose model is the initial one."""
+        if self.table.start_from is None:
+            return None
+        return replace(self, name=self.table.start_from, variant=self.table.start_variant or self.variant)
 
     @property
     def key(self) -> dict[str, Any]:
         return {"variant": self.variant, "seed": self.seed}
-
-    @property
-    def with_starts(self) -> "list[Job]":
-        """This run, the run it starts from, and so on."""
-        return [self, *(self.start.with_starts if self.start else [])]
 
     @property
     def overrides(self) -> list[str]:
@@ -182,7 +184,7 @@ class Job:
     @property
     def run(self) -> RunFolder:
         name = f"{self.variant}-seed{self.seed}-{self.fingerprint}".replace(" ", "-")
-        return RunFolder(self.runs / self.table.name / name)
+        return RunFolder(self.runs / self.name / name)
 
     @property
     def arguments(self) -> list[str]:
@@ -193,28 +195,18 @@ class Job:
         return [self.table.config, *self.initial_model, *self.overrides, *path, *run]
 
 
-def make_job(tables: Tables, name: str, variant: str, seed: int, runs: Path, data: Path | None = None) -> Job:
-    """A run, with the run it starts from."""
-    table, start = tables[name], None
-    if table.start_from is not None:
-        start = make_job(tables, table.start_from, table.start_variant or variant, seed, runs, data)
-    return Job(table, variant, seed, runs, data, start)
-
-
 def make_jobs(tables: Tables, names: list[str], data: Path | None, runs: Path) -> list[Job]:
     """Every run of the named tables, ordered by seed."""
     jobs = [
-        make_job(tables, name, key, seed, runs, data)
+        Job(tables, name, key, seed, runs, data)
         for name in names
         for key, variant in tables[name].variants.items()
-        for seed in range(variant.seeds or 1)
+        for seed in range(variant.seeds)
     ]
-    for each in (each for job in jobs for each in job.with_starts):
-        find_data(each.table, data, runs)  # an error is raised now rather than after hours
     return sorted(jobs, key=lambda job: job.seed)
 
 
-def missing_jobs(jobs: list[Job], rows: dict[str, Table]) -> list[Job]:
+def missing_jobs(jobs: list[Job], output: Path) -> list[Job]:
     """The runs still to do. A run that another one starts from is repeated if its model no longer exists."""
     missing: dict[Path, Job] = {}
 
@@ -224,10 +216,18 @@ def missing_jobs(jobs: list[Job], rows: dict[str, Table]) -> list[Job]:
         missing.setdefault(job.run.folder, job)
 
     for job in jobs:
-        row = rows[job.table.name].get(**job.key)
+        row = open_rows(output, job.name).get(**job.key)
         if row is None or row["fingerprint"] != job.fingerprint:
             add(job)
     return list(missing.values())
+
+
+def open_rows(output: Path, name: str) -> Table:
+    return Table(output / f"{name}.csv", ("variant", "seed"), COLUMNS)
+
+
+def open_curves(output: Path, name: str) -> Table:
+    return Table(output / f"{name}_curves.csv", ("variant", "seed", "step"), ("tokens", "loss", "metric"))
 
 
 # data
@@ -258,12 +258,12 @@ def join_sentences(source: Path, directory: Path, count: int) -> Path:
             pairs = [line.rstrip("\n").split("\t") for line in file]
         if split == "train":
             Random(0).shuffle(pairs)
-        lines, start, size = [], 0, 1 if split == "train" else count
-        while start + size <= len(pairs):
-            sides = ([pair[side] for pair in pairs[start : start + size]] for side in (0, 1))
-            lines.append("\t".join(" ".join(sentences) for sentences in sides) + "\n")
-            start += size
-            size = 1 + size % count if split == "train" else count
+        rest, lines = iter(pairs), []
+        for size in cycle(range(1, count + 1)) if split == "train" else repeat(count):
+            joined = list(islice(rest, size))
+            if len(joined) < size:
+                break
+            lines.append("\t".join(" ".join(sentences) for sentences in zip(*joined, strict=True)) + "\n")
         path, text = target / f"{split}.tsv", "".join(lines)
         if not path.exists() or path.read_text(encoding="utf-8") != text:  # a new file would be prepared again
             write_text(path, text)
@@ -273,65 +273,70 @@ def join_sentences(source: Path, directory: Path, count: int) -> Path:
 # runs
 
 
-class Processes:
-    """The running subprocesses, so that all of them can be stopped."""
-
-    def __init__(self, threads: int):
-        self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-        self.running: set[subprocess.Popen] = set()
-        self.stopped = threading.Event()
-
-    def run(self, arguments: list[str], log: Path, **environment: str) -> None:
-        """Run Python with these arguments and append its output to `log`."""
-        if self.stopped.is_set():
-            raise KeyboardInterrupt
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as output:
-            environment = {**self.environment, **environment}
-            process = subprocess.Popen([sys.executable, *arguments], stdout=output, stderr=output, env=environment)
-            self.running.add(process)
-            process.wait()
-            self.running.discard(process)
-        if self.stopped.is_set():
-            raise KeyboardInterrupt
-        if process.returncode:
-            last = " ".join(log.read_text(encoding="utf-8").strip().splitlines()[-1:])
-            raise UserError(f"python {' '.join(arguments)} failed: {last}; its complete output is in {log}")
-
-    def stop(self) -> None:
-        self.stopped.set()
-        for process in list(self.running):
-            process.send_signal(signal.SIGTERM)
+def run_jobs(jobs: list[Job], output: Path, at_once: int, console: Console) -> None:
+    """Run the missing jobs, `at_once` at a time, and store each when it ends."""
+    message = f"another run is writing to {output}; wait for it, or choose another directory with --output"
+    with lock(output / ".lock", message):
+        missing = missing_jobs(jobs, output)
+        for job in missing:
+            find_data(job.table, job.data, job.runs)  # an error is raised now rather than after hours
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # stops like Ctrl-C
+        try:
+            asyncio.run(run_all(missing, output, at_once, console))
+        except KeyboardInterrupt:
+            raise Stopped("stopped; the same command resumes the runs from their last checkpoints", 130) from None
 
 
-def run_job(job: Job, processes: Processes, start: Future | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train and evaluate after the run in `start`; returns the row of the run and its validation curve."""
-    if start is not None:
-        start.result()
-    run, log, costs = job.run, job.run.folder.with_suffix(".log"), job.run.folder / "costs.json"
-    processes.run(["-m", "linformer_kit.cli", "train", *job.arguments], log)
+async def run_all(jobs: list[Job], output: Path, at_once: int, console: Console) -> None:
+    """Run each job as a task; if one fails or Ctrl-C is pressed, the others are canceled."""
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    slots, tasks = asyncio.Semaphore(at_once), {}
+
+    async def run(job: Job) -> None:
+        async with slots:
+            if job.start is not None and job.start.run.folder in tasks:
+                await tasks[job.start.run.folder]
+            row, curve = await run_job(job, environment)
+        open_curves(output, job.name).put(curve)
+        open_rows(output, job.name).put([row])  # last: with this row the run counts as done
+        score = f"test {job.table.metric} {row[f'test_{job.table.metric}']:.4g}"
+        line = f"{job.name}: {job.variant}, seed {job.seed}: {score}, {row['seconds_per_epoch']:.0f} s per epoch"
+        console.print(line, highlight=False, soft_wrap=True)
+        progress.advance(bar)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("runs", total=len(jobs))
+        for job in jobs:
+            tasks[job.run.folder] = asyncio.create_task(run(job))
+        await asyncio.gather(*tasks.values())
+
+
+async def run_job(job: Job, environment: dict[str, str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train and evaluate; returns the row of the run and its validation curve."""
+    run, peak = job.run, job.run.folder / "peak_mib.txt"
+    call = partial(run_python, run.folder.with_suffix(".log"), **environment)
+    await call("-m", "linformer_kit.cli", "train", *job.arguments)
     scores: dict[str, Any] = {}
     for beams in job.table.beams:
-        processes.run(["-m", "linformer_kit.cli", "evaluate", str(run.folder), "--beams", str(beams)], log)
-        evaluation = json.loads(run.evaluation.read_text(encoding="utf-8"))
+        await call("-m", "linformer_kit.cli", "evaluate", str(run.folder), "--beams", str(beams))
         suffix = f"_beam{beams}" if beams > 1 else ""
-        scores |= {f"test_{name}{suffix}": evaluation[name] for name in ("bleu", "chrf") if name in evaluation}
-        scores |= {
-            f"test_{name}": evaluation[name] for name in ("loss", "perplexity", "accuracy") if name in evaluation
-        }
-    processes.run([__file__, "--costs", str(costs), *job.arguments], log, **PLAIN_ALLOCATION)
+        found = json.loads(run.evaluation.read_text(encoding="utf-8"))
+        scores |= {f"test_{name}{suffix}": value for name, value in found.items()}
+    await call(__file__, "--peak", str(peak), *job.arguments, **PLAIN_ALLOCATION)
     result, metrics = json.loads(run.result.read_text(encoding="utf-8")), read_metrics(run.metrics)
     rate = statistics.median(line["tokens_per_second"] for line in metrics if "tokens_per_second" in line)
     row = {
         **job.key,
         "settings": " ".join(job.overrides),
         "fingerprint": job.fingerprint,
-        **{name: result[name] for name in ("steps", "best_step", "tokens")},
+        **{name: result[name] for name in ("parameters", "steps", "best_step", "tokens")},
         "validation": result.get(f"validation_{job.table.metric}"),
-        **scores,
+        **{name: value for name, value in scores.items() if name in COLUMNS},
         "tokens_per_second": rate,
         "seconds_per_epoch": result["tokens"] / max(line["epoch"] for line in metrics) / rate,
-        **json.loads(costs.read_text(encoding="utf-8")),
+        "peak_mib": float(peak.read_text()),
     }
     curve, tokens = [], 0
     metric = "accuracy" if job.table.metric == "accuracy" else "perplexity"
@@ -343,171 +348,92 @@ def run_job(job: Job, processes: Processes, start: Future | None) -> tuple[dict[
     return row, curve
 
 
-def write_costs(path: str, name: str, *overrides: str) -> None:
-    """Write the number of parameters, and the peak memory of training on the longest batch, AdamW included.
+async def run_python(log: Path, *arguments: str, **environment: str) -> None:
+    """Run Python with these arguments and append its output to `log`; a task that is canceled stops the process."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, stdout=output, stderr=output, env={**os.environ, **environment}
+        )
+        try:
+            await process.wait()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                process.terminate()  # training saves a checkpoint
+            await process.wait()
+            raise
+    if process.returncode:
+        last = " ".join(log.read_text(encoding="utf-8").strip().splitlines()[-1:])
+        raise UserError(f"python {' '.join(arguments)} failed: {last}; its complete output is in {log}")
+
+
+def write_peak(path: str, name: str, *overrides: str) -> None:
+    """Write the peak memory, in MiB, of training on the longest batch, AdamW included.
 
     The peak of a whole run would say little: batches of many lengths fragment its memory to several times that.
     """
     config = load_config(name, list(overrides))
     prepared = prepare(config, Console(quiet=True))
-    costs = {}
 
     def train_on_longest_batch() -> None:
-        with tempfile.TemporaryDirectory() as directory:
-            trainer, _ = make_trainer(config, prepared, RunFolder(Path(directory)))
+        trainer, _ = make_trainer(config, prepared, RunFolder(config.folder))
         longest, _ = probe_batches(trainer)
         model, optimizer = trainer.model.train(), trainer.create_optimizer()
         for _ in range(2):  # only the second step has the states of AdamW from its beginning
             optimizer.zero_grad()
             trainer.compute_loss(model, longest, num_items_in_batch=torch.tensor(1)).backward()
             optimizer.step()
-        costs["parameters"] = sum(weight.numel() for weight in model.parameters())
 
-    peak = peak_memory(train_on_longest_batch)
-    write_text(Path(path), json.dumps({**costs, "peak_mib": peak / 2**20}))
-
-
-def run_jobs(jobs: list[Job], output: Path, at_once: int, console: Console) -> None:
-    """Run the missing jobs, `at_once` at a time, and store each when it ends."""
-    names = {each.table.name for job in jobs for each in job.with_starts}
-    rows, curves = ({name: open_(output, name) for name in names} for open_ in (open_rows, open_curves))
-    missing = missing_jobs(jobs, rows)
-    processes = Processes(max(1, (os.cpu_count() or 1) // at_once))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops like Ctrl-C
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(at_once) as pool:
-        task = progress.add_task("runs", total=len(missing))
-        futures: dict[Path, Future] = {}
-        running: dict[Future, Job] = {}
-        for job in missing:
-            start = None if job.start is None else futures.get(job.start.run.folder)
-            future = futures[job.run.folder] = pool.submit(run_job, job, processes, start)
-            running[future] = job
-        try:
-            for done in as_completed(running):
-                job, (row, curve) = running[done], done.result()
-                curves[job.table.name].put(curve)
-                rows[job.table.name].put([row])  # last: with this row the run counts as done
-                score = f"test {job.table.metric} {row[f'test_{job.table.metric}']:.4g}"
-                line = f"{job.table.name}: {job.variant}, seed {job.seed}: {score}"
-                console.print(f"{line}, {row['seconds_per_epoch']:.0f} s per epoch", highlight=False, soft_wrap=True)
-                progress.advance(task)
-        except BaseException:
-            for future in running:
-                future.cancel()
-            processes.stop()
-            raise
-
-
-# generation
-
-
-def measure_generation(jobs: list[Job], output: Path) -> None:
-    """Time greedy generation with batch 1, the causal LMs of seed 0 taking turns, once all of them exist."""
-    path = output / "causal_lm_generation.csv"
-    directories = {job.variant: job.run.model for job in jobs if job.table.name == "causal_lm" and job.seed == 0}
-    if path.exists() or not directories or not all(directory.is_dir() for directory in directories.values()):
-        return
-    models = {name: LinformerForCausalLM.from_pretrained(each).eval() for name, each in directories.items()}
-    ids = AutoTokenizer.from_pretrained(next(iter(directories.values())))(TEXT * 100)["input_ids"]
-    rows = []
-    for length in PROMPTS:
-        calls = {}
-        for name, model in models.items():
-            with torch.no_grad():
-                prompt = model(torch.tensor([ids[:length]]), use_cache=True, logits_to_keep=1)
-            calls[name] = partial(generate, model, prompt)
-        timings = time_interleaved(calls, budget_seconds=20.0, least_rounds=3, most_rounds=9)
-        for name, call in calls.items():
-            speed, cache_size = NEW_TOKENS / (timings[name].median or 1), call().nbytes / 1024
-            row = {"variant": name, "prompt": str(length), "new tokens": str(NEW_TOKENS)}
-            row |= {"measured tokens per second": f"{speed:.0f}", "cache in KiB at the end": f"{cache_size:,.0f}"}
-            rows.append(row)
-    write_rows(path, rows)
-
-
-@torch.no_grad()
-def generate(model: LinformerForCausalLM, prompt: Any) -> Any:
-    """Generate `NEW_TOKENS` tokens after a prompt's output, which stays unchanged; returns the cache after them."""
-    cache, logits_BNV = copy.copy(prompt.past_key_values), prompt.logits
-    cache.layers = [copy.copy(layer) for layer in cache.layers]  # layers replace their tensors, never modify them
-    for _ in range(NEW_TOKENS):
-        token_B1 = logits_BNV[:, -1:].argmax(dim=-1)
-        logits_BNV = model(token_B1, past_key_values=cache, use_cache=True).logits
-    return cache
+    write_text(Path(path), str(peak_memory(train_on_longest_batch) / 2**20))
 
 
 # command
 
 
-def open_rows(output: Path, name: str) -> Table:
-    return Table(output / f"{name}.csv", ("variant", "seed"), COLUMNS)
-
-
-def open_curves(output: Path, name: str) -> Table:
-    return Table(output / f"{name}_curves.csv", ("variant", "seed", "step"), ("tokens", "loss", "metric"))
-
-
 def current_rows(tables: Tables, name: str, output: Path, console: Console) -> Table:
     """The rows with today's settings; others are reported and ignored."""
-    rows, prints = open_rows(output, name), {}
-    for variant in tables[name].variants:
-        prints[variant] = make_job(tables, name, variant, 0, Path()).fingerprint
+    prints = {variant: Job(tables, name, variant).fingerprint for variant in tables[name].variants}
 
     def is_current(row: Row) -> bool:
-        return row["fingerprint"] == prints.get(row["variant"])
+        if row["fingerprint"] == prints.get(row["variant"]):
+            return True
+        console.print(f"{name}: {row['variant']}, seed {row['seed']}, was run with other settings and is ignored")
+        return False
 
-    for row in rows.rows():
-        if not is_current(row):
-            console.print(f"{name}: {row['variant']}, seed {row['seed']}, was run with other settings and is ignored")
-    return rows.only(is_current)
-
-
-def run(names: list[str], data: Path | None, output: Path, runs: Path, at_once: int, summary: bool) -> None:
-    console, tables = Console(), load_tables(TABLES_FILE)
-    if unknown := set(names) - tables.keys():
-        raise UserError(f"there is no table {', '.join(sorted(unknown))}; tables: {', '.join(tables)}")
-    chosen = names or list(tables)
-    if not (names or data or summary) and (local := [name for name in tables if tables[name].local_only]):
-        console.print(f"skipped, because they need --data FOLDER: {', '.join(local)}")
-        chosen = [name for name in tables if name not in local]
-    check_writable(output, "choose another directory with --output")
-    output.mkdir(parents=True, exist_ok=True)
-    if not summary:
-        message = f"another run is writing to {output}; wait for it, or choose another directory with --output"
-        with lock(output / ".lock", message):
-            jobs = make_jobs(tables, chosen, data, runs.resolve())
-            measure_generation(jobs, output)  # if the models exist, now, while nothing else runs
-            run_jobs(jobs, output, at_once, console)
-            measure_generation(jobs, output)
-    current = {name: current_rows(tables, name, output, console) for name in tables}
-    current = {name: rows for name, rows in current.items() if any(rows.rows())}
-    for name in [name for name in chosen if name in current]:
-        write_summary(tables[name], current[name], open_curves(output, name), output, console)
-    write_overview([(tables[name], rows) for name, rows in current.items()], output)
+    return open_rows(output, name).only(is_current)
 
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Tables to run (default: all).")] = None,
-    data: Annotated[Path | None, typer.Option(help="Directory with local copies of the data sets.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory with local copies of the datasets.")] = None,
     output: Annotated[Path, typer.Option(help="Results directory; files go to learning/ in it.")] = ROOT / "results",
     runs: Annotated[Path, typer.Option(help="Directory for the runs.")] = Path("runs") / "learning",
     at_once: Annotated[int, typer.Option(min=1, help="Number of parallel runs.")] = os.cpu_count() or 1,
     summary: Annotated[bool, typer.Option(help="Only write summaries and figures from the existing CSVs.")] = False,
 ) -> None:
     """Train, evaluate, tabulate and draw; existing results are kept."""
-    try:
-        run(names or [], data, output / "learning", runs, at_once, summary)
-    except KeyboardInterrupt:
-        print("stopped; the same command resumes the runs from their last checkpoints", file=sys.stderr)
-        raise typer.Exit(130) from None
-    except UserError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(1) from None
+    console, output = Console(), output / "learning"
+    with report_user_errors():
+        tables = load_tables(TABLES_FILE)
+        chosen = names or list(tables)
+        if unknown := set(chosen) - tables.keys():
+            raise UserError(f"there is no table {', '.join(sorted(unknown))}; tables: {', '.join(tables)}")
+        if not (names or data or summary) and (local := [name for name in tables if tables[name].local_only]):
+            console.print(f"skipped, because they need --data FOLDER: {', '.join(local)}")
+            chosen = [name for name in tables if name not in local]
+        check_writable(output, "choose another directory with --output")
+        output.mkdir(parents=True, exist_ok=True)
+        if not summary:
+            run_jobs(make_jobs(tables, chosen, data, runs.resolve()), output, at_once, console)
+        current = {name: current_rows(tables, name, output, console) for name in tables}
+        current = {name: rows for name, rows in current.items() if any(rows.rows())}
+        for name in [name for name in chosen if name in current]:
+            write_summary(tables[name], current[name], open_curves(output, name), output, console)
+        write_overview([(tables[name], rows) for name, rows in current.items()], output)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--costs"]:  # in a subprocess of run_job
-        write_costs(*sys.argv[2:])
+    if sys.argv[1:2] == ["--peak"]:  # in a subprocess of run_job
+        write_peak(*sys.argv[2:])
     else:
         typer.run(main)

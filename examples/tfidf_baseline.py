@@ -1,8 +1,8 @@
 """The simplest baseline for text classification: TF-IDF of words and word pairs, and a linear SVM.
 
-    python examples/tfidf_baseline.py DIRECTORY --output results/baselines.csv
+    python examples/tfidf_baseline.py imdb movie-reviews --output results/baselines.csv
 
-DIRECTORY holds train.jsonl.gz and test.jsonl.gz with the columns `text` and `label`. Needs scikit-learn.
+Each directory holds train.jsonl.gz and test.jsonl.gz with the columns `text` and `label`. Needs scikit-learn.
 """
 
 import argparse
@@ -31,16 +31,17 @@ def accuracy_of_baseline(directory: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--job", default="Sentiment, IMDB", help="Name of the job in the table.")
+    parser.add_argument("directories", type=Path, nargs="+", metavar="DIRECTORY")
     parser.add_argument("--output", type=Path, default=Path("baselines.csv"))
     arguments = parser.parse_args()
-    accuracy = accuracy_of_baseline(arguments.directory)
+    rows = []
+    for directory in arguments.directories:
+        accuracy = f"{accuracy_of_baseline(directory):.2%}"
+        rows.append([directory.name, "TF-IDF (1–2-grams, sublinear) + LinearSVC", "accuracy", accuracy])
+        print(f"{directory.name}: accuracy {accuracy}")
     with arguments.output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["job", "baseline", "metric", "measured"])
-        writer.writerow([arguments.job, "TF-IDF (1–2-grams, sublinear) + LinearSVC", "accuracy", f"{accuracy:.2%}"])
-    print(f"{arguments.job}: accuracy {accuracy:.2%}")
+        writer.writerows([["data", "baseline", "metric", "measured"], *rows])
 
 
 if __name__ == "__main__":

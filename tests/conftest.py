@@ -55,6 +55,17 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture
+def own_projections(monkeypatch):
+    """Projections that the test registers, in PyTorch, Keras and the reference, are gone after it."""
+    from linformer_kit import reference
+    from linformer_kit.keras.projection import Projection as KerasProjection
+    from linformer_kit.models.projection_linformer import Projection
+
+    for registry, name in ((Projection, "kinds"), (KerasProjection, "kinds"), (reference, "ROWS")):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+
 # training; slow imports are inside the functions
 
 

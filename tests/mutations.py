@@ -75,8 +75,8 @@ MUTATIONS = [
     Mutation(
         "values projected with E instead of F",
         "models/attention_linformer.py",
-        "self._project_rows(self.value, rows_BMKC[:, projection.of_values()])",
-        "self._project_rows(self.value, rows_BMKC[:, projection.of_keys()])",
+        "self._project_rows(self.value, rows_BMKC[:, projection.value_slice()])",
+        "self._project_rows(self.value, rows_BMKC[:, projection.key_slice()])",
         ATTENTION,
         "reference",
     ),
@@ -480,8 +480,8 @@ MUTATIONS = [
     Mutation(
         "the upper whisker is as long as the lower one",
         "plots/quality.py",
-        "[max(self.values) - self.mean]]",
-        "[self.mean - min(self.values)]]",
+        "max(values) - fmean(values)",
+        "fmean(values) - min(values)",
         PLOT,
         "sharing_has or averages_seeds or bar",
     ),
@@ -511,7 +511,7 @@ MUTATIONS = [
     ),
     Mutation(
         "copies of training examples are drawn for the test split",
-        "demo/files.py",
+        "training/file_kinds.py",
         ("> MAX_COPIED * len(lines)", "> COPIED * len(lines)"),
         ("> len(lines)", "> len(lines)"),
         DEMO,
@@ -519,7 +519,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the last window of a file may reach behind its end",
-        "demo/files.py",
+        "training/file_kinds.py",
         "offset = chance.randint(0, rest)",
         "offset = chance.randint(0, rest + 1)",
         DEMO,

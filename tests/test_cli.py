@@ -65,7 +65,7 @@ def test_an_ascii_log(tmp_path):
     code = """
 import sys
 from linformer_kit import cli, demo
-demo.find_examples = lambda *_: sys.exit(print("24 × as fast"))
+demo.check_ready = lambda *_: sys.exit(print("24 × as fast"))
 cli.app(["demo", "--output", sys.argv[1]])
 """
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -98,7 +98,7 @@ def test_user_errors_end_in_one_line(tmp_path, monkeypatch, error, code, said):
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(demo, "find_examples", failing)
+    monkeypatch.setattr(demo, "check_ready", failing)
     result = linformer("demo", "--output", str(tmp_path))
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", said)
 
@@ -107,5 +107,22 @@ def test_other_errors_are_bugs_and_keep_their_traceback(tmp_path, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(demo, "find_examples", broken)
+    monkeypatch.setattr(demo, "check_ready", broken)
     assert isinstance(linformer("demo", "--output", str(tmp_path)).exception, ZeroDivisionError)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_workers_end_on_sigterm_at_once():
+    """With the handler of the command, a worker that waits for a lock would not end, nor would the pool."""
+    code = """
+import os, signal
+from linformer_kit.cli import end_on_signal, report_user_errors
+with report_user_errors():
+    assert signal.getsignal(signal.SIGTERM) is end_on_signal
+    worker = os.fork()
+    if worker == 0:
+        os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 1)
+    assert os.waitpid(worker, 0)[1] == 0
+    assert signal.getsignal(signal.SIGTERM) is end_on_signal
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

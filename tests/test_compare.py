@@ -13,20 +13,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from linformer_kit.bench import compare as compare_module
 from linformer_kit.bench import isolated, machine, paper_table
 from linformer_kit.bench.compare import Comparison
 from linformer_kit.bench.implementations import IMPLEMENTATIONS, projects
-from linformer_kit.bench.isolated import Isolated, isolated_here, measure_isolated, rounds_here
+from linformer_kit.bench.isolated import Isolated, isolated_here, measure_isolated, rounds_here, run_worker
 from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing
 from linformer_kit.bench.point import Point
-from linformer_kit.bench.result_table import ADDED, COLUMNS, FACTS, KEYS, open_table, read_points
-from linformer_kit.bench.subprocess_call import WorkerFailed, subprocess_call
+from linformer_kit.bench.result_table import COLUMNS, FACTS, KEYS, open_table, read_points
 from linformer_kit.bench.sweep import PRESETS, Sweep, read_keys, read_sweep
 from linformer_kit.cli import app
-from linformer_kit.csv_tables import as_csv
 from linformer_kit.errors import UserError
 from linformer_kit.process_memory import is_out_of_memory
 
@@ -79,22 +78,19 @@ def test_a_system_that_does_not_report_memory_gives_times_only(monkeypatch):
 
 
 def test_a_process_that_hangs_is_ended():
-    with pytest.raises(WorkerFailed, match=OVER_TIME_LIMIT):
-        subprocess_call("linformer_kit.bench.isolated", {}, seconds=0.01)
+    assert run_worker({}, {}, seconds=0.01) == {"status": OVER_TIME_LIMIT}
 
 
 def test_a_process_that_dies_is_recorded_with_its_last_words():
-    with pytest.raises(WorkerFailed, match=r"failed: .*No module named"):
-        subprocess_call("linformer_kit.no_such_module", {})
+    found = run_worker({}, {}, module="linformer_kit.no_such_module")
+    assert found["status"] == FAILED
+    assert "No module named" in found["note"]
 
 
 def test_rounds_that_die_are_recorded_for_all_points(monkeypatch):
-    def killed(*args, **options):
-        raise WorkerFailed(OUT_OF_MEMORY)
-
-    monkeypatch.setattr(isolated, "subprocess_call", killed)
+    monkeypatch.setattr(isolated, "run_worker", lambda *_: {"status": FAILED, "note": "Bus error"})
     points = [point_of("linformer-kit", "layer"), point_of("full-attention", "layer")]
-    assert isolated.measure_rounds(points, 1.0, 3, hold=True) == dict.fromkeys(points, Timing(OUT_OF_MEMORY))
+    assert isolated.measure_rounds(points, 1.0, 3, hold=True) == dict.fromkeys(points, Timing(FAILED, note="Bus error"))
 
 
 def test_a_point_that_does_not_fit_next_to_the_others_is_recorded(monkeypatch):
@@ -143,7 +139,7 @@ def test_every_point_that_makes_sense_is_there_once():
     found = [
         (point.length, point.subject, point.step, point.implementation, point.projected_length)
         for group in sweep.groups()
-        for point in group.points()
+        for point in group
     ]
     assert len(found) == len(set(found))
     expected = set()
@@ -183,22 +179,20 @@ def test_a_former_name_is_accepted_with_a_warning():
 def test_blocks_and_slots_of_causal_subjects():
     keys = {"subjects": ["causal-layer"], "projected_lengths": [4, 16], "block_lengths": [8, 32], "lengths": [64]}
     (group,) = read_sweep({**keys, "implementations": ["linformer-kit", "full-attention"]}).groups()
-    found = {(point.implementation, point.block_length, point.projected_length) for point in group.points()}
+    found = {(point.implementation, point.block_length, point.projected_length) for point in group}
     ours = {("linformer-kit", block, slots) for block, slots in ((8, 4), (32, 4), (32, 16))}
     assert found == {*ours, ("full-attention", None, None)}
 
 
 def test_batches_are_fixed_or_hold_the_same_number_of_tokens():
     keys = {"lengths": [512, 8192], "implementations": ["full-attention"]}
-    batches = [
-        [p.batch for g in read_sweep({**keys, **more}).groups() for p in g.points()] for more in ({}, {"batch": 3})
-    ]
+    batches = [[p.batch for g in read_sweep({**keys, **more}).groups() for p in g] for more in ({}, {"batch": 3})]
     assert batches == [[8, 1], [3, 3]]
 
 
 def test_all_lengths_share_the_rounds_if_wanted():
     (group,) = read_sweep({"lengths": [64, 32], "projected_lengths": [8], "interleave_lengths": True}).groups()
-    assert {point.length for point in group.points()} == {32, 64}
+    assert {point.length for point in group} == {32, 64}
 
 
 @pytest.mark.parametrize(
@@ -217,14 +211,14 @@ def test_all_lengths_share_the_rounds_if_wanted():
         (["--lengths", "0"], "lengths[0] is 0; it must be at least 1"),
         (
             ["--subjects", "decoder"],
-            "subjects[0] is the text 'decoder'; allowed: layer, causal-layer, encoder, encoder-decoder",
+            "subjects[0] is the string 'decoder'; allowed: layer, causal-layer, encoder, encoder-decoder",
         ),
         (["--steps", "generation"], "linformer-kit has nothing to measure for layer × generation on torch"),
         (
             ["--implementations", "bert"],
             "bert has nothing to measure for layer × forward on torch; it has the subjects encoder",
         ),
-        (["--device", "tpu"], "device is 'tpu'; PyTorch has here: cpu"),
+        (["--device", "tpu"], "device 'tpu' is not available; available: cpu"),
         (["--time-limit", "0"], "time_limit is 0.0; it must be larger than 0"),
         (["--tokens", "-1"], "tokens is -1; it must be at least 0"),
         (["missing.yaml"], "missing.yaml"),
@@ -243,17 +237,13 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("lenghts: [64]", "there is no key lenghts; did you mean 'lengths'? allowed here: lengths, projected_lengths"),
+        ("lenghts: [64]", "there is no key lenghts; did you mean 'lengths'? allowed: lengths, projected_lengths"),
         ("hidden_size: 30\nnum_heads: 4", "hidden_size is 30, which is not divisible by num_heads, which is 4"),
         ("sharing: kv\nimplementations: [linformer]", "sharing is kv, but linformer supports headwise only"),
         ("interleave_lengths: true\ntokens: 0", "with interleave_lengths give batch or tokens"),
         (
             "subjects: [trainer]\nsteps: [training]\nimplementations: [linformer-kit]\ndevice: cpu:0",
             "device is cpu:0, but the subject trainer is measured on the CPU; use cpu",
-        ),
-        (
-            "targets: [{name: x, of: {}, at: {length: 512}, at_least_paper: true}]",
-            "the target 'x' has at_least_paper; add length and projected_length to `at`",
         ),
         (
             "backends: [keras-torch]\nimplementations: [linformer]",
@@ -287,7 +277,7 @@ def test_an_older_table_is_left_unchanged(tmp_path):
     path.write_text("subject,length\nlayer,512\n")
     result = linformer("--output", path)
     assert result.exit_code == 2
-    assert "old.csv has the columns subject, length, which this version does not write" in result.stderr
+    assert "old.csv is not a table of this version: it lacks the column step" in result.stderr
     assert path.read_text() == "subject,length\nlayer,512\n"
     with pytest.raises(UserError, match="it lacks the column step"):
         read_points(path)
@@ -305,7 +295,7 @@ def test_a_table_that_is_not_text_is_left_unchanged(tmp_path):
     path.write_bytes(b"\xff\xfe\x00,1\n")
     result = linformer("--output", path)
     assert result.exit_code == 2, result.output
-    assert "which this version does not write" in result.stderr
+    assert "points.csv is not a table of this version: it lacks the column subject" in result.stderr
     assert path.read_bytes() == b"\xff\xfe\x00,1\n"
 
 
@@ -313,7 +303,7 @@ def comparison_of(tmp_path, **keys):
     sweep = Sweep(
         **{**SIZES, "lengths": [128], "projected_lengths": [16], "implementations": ["linformer-kit", "bert"], **keys}
     )
-    return Comparison(replace(sweep, subjects=["encoder"]), open_table(tmp_path / "points.csv"))
+    return Comparison(replace(sweep, subjects=["encoder"]), open_table(tmp_path / "points.csv"), Console(quiet=True))
 
 
 @pytest.mark.parametrize("fact", ["cpu", "torch", "code"])
@@ -341,34 +331,24 @@ def test_the_fingerprint_covers_all_code_that_runs_but_no_comments(tmp_path):
     assert len(set(kinds)) == 3
 
 
-def test_a_table_of_the_previous_version_can_be_read_and_is_not_added_to(tmp_path):
-    columns = tuple(name for name in COLUMNS if name not in ADDED)
-    path = tmp_path / "old.csv"
-    path.write_text(as_csv(columns, [{**dict.fromkeys(columns, "1"), "implementation": "linformer-kit-none"}]))
-    (row,) = read_points(path)
-    assert (row["implementation"], row["backend"], row["phase"]) == ("full-attention", "torch", "")
-    assert "which this version does not write" in linformer("--output", path).stderr
-
-
 def test_each_phase_of_a_call_has_its_own_row(tmp_path, monkeypatch):
     comparison = comparison_of(tmp_path, implementations=["bert"])
-    (group,) = comparison.sweep.groups()
-    (point,) = comparison.points(group)
+    ((point,),) = comparison.sweep.groups()
     columns = {"": {"megabytes": 4.0}, "reading": {"megabytes": 2.0}}
     phases = {"reading": Timing(OK, 1.0, 1.0, 1.0, 1, share=0.5)}
     monkeypatch.setattr(compare_module, "measure_isolated", lambda *_: Isolated(OK, 2.0, 2**20, columns=columns))
     monkeypatch.setattr(
         compare_module, "measure_rounds", lambda *_: {point: Timing(OK, 2.0, 2.0, 2.0, 1, phases=phases)}
     )
-    list(comparison.isolate(group, 0))
-    list(comparison.time(group))
+    comparison.isolate(point, [point])
+    comparison.time([point])
     whole, reading = read_points(comparison.table.path, phases=True)
     assert [(row["phase"], row["seconds_median"], row["megabytes"], row["share"]) for row in (whole, reading)] == [
         ("", "2", "4", ""),
         ("reading", "1", "2", "0.5"),
     ]
     assert read_points(comparison.table.path) == [whole]
-    assert comparison.is_timed(group)
+    assert comparison.is_timed([point])
     comparison.require_same_facts()
 
 
@@ -414,8 +394,7 @@ def test_what_failed_at_one_length_may_work_at_another(tmp_path):
 
 def test_a_new_command_tries_failures_again_and_a_higher_limit_slow_calls(tmp_path):
     comparison = comparison_of(tmp_path, time_limit=5.0)
-    (group,) = comparison.sweep.groups()
-    point = comparison.points(group)[0]
+    ((point, _),) = comparison.sweep.groups()
     for status, again, longer in (
         (OUT_OF_MEMORY, True, True),
         (FAILED, True, True),
@@ -423,11 +402,8 @@ def test_a_new_command_tries_failures_again_and_a_higher_limit_slow_calls(tmp_pa
         (OK, False, False),
     ):
         comparison.table.put([comparison.row(point, memory_status=status, time_limit=5.0)])
-        assert comparison.is_tried(group, 0) != again
-        assert comparison_of(tmp_path, time_limit=6.0).is_tried(group, 0) != longer
-        comparison.tried = {point}
-        assert comparison.is_tried(group, 0)  # but once only
-        comparison.tried = set()
+        assert comparison.is_tried(point) != again
+        assert comparison_of(tmp_path, time_limit=6.0).is_tried(point) != longer
 
 
 def timed_here(points, *options):
@@ -439,19 +415,19 @@ def test_a_new_point_is_timed_together_with_all_earlier_ones(tmp_path, monkeypat
     monkeypatch.setattr(compare_module, "measure_isolated", lambda point, limit: Isolated(OK, 0.1, 2**20))
     monkeypatch.setattr(compare_module, "measure_rounds", timed_here)
     first = comparison_of(tmp_path)
-    (group,) = first.sweep.groups()
-    for index in range(2):
-        list(first.isolate(group, index))
-    list(first.time(group))
-    assert first.is_timed(group)
+    (points,) = first.sweep.groups()
+    for point in points:
+        first.isolate(point, points)
+    first.time(points)
+    assert first.is_timed(points)
 
     second = comparison_of(tmp_path, projected_lengths=[32], implementations=["linformer-kit"])
-    (group,) = second.sweep.groups()
-    assert not second.is_tried(group, 0)
-    list(second.isolate(group, 0))
+    ((point,),) = second.sweep.groups()
+    assert not second.is_tried(point)
+    second.isolate(point, [point])
     assert all(not row["status"] and not row["seconds_median"] for row in second.table.rows())
-    assert not second.is_timed(group)
-    list(second.time(group))
+    assert not second.is_timed([point])
+    second.time([point])
     rows = read_points(second.table.path)
     assert {(row["implementation"], row["projected_length"]) for row in rows} == {
         ("linformer-kit", "16"),
@@ -464,14 +440,12 @@ def test_a_new_point_is_timed_together_with_all_earlier_ones(tmp_path, monkeypat
 def test_a_point_that_fits_alone_but_not_next_to_the_others_gets_another_chance(tmp_path, monkeypatch):
     monkeypatch.setattr(compare_module, "measure_rounds", timed_here)
     comparison = comparison_of(tmp_path, implementations=["bert"])
-    (group,) = comparison.sweep.groups()
-    (point,) = comparison.points(group)
+    ((point,),) = comparison.sweep.groups()
     comparison.table.put([comparison.row(point, memory_status=OK, status=OUT_OF_MEMORY, peak_mib=1.0)])
-    assert not comparison.is_timed(group)
-    list(comparison.time(group))
+    assert not comparison.is_timed([point])
+    comparison.time([point])
     assert comparison.found(point)["status"] == OK
-    comparison.table.put([comparison.row(point, status=OUT_OF_MEMORY)])
-    assert comparison.is_timed(group)  # once for each command
+    assert comparison.is_timed([point])
 
 
 def test_the_largest_batch_is_that_of_the_most_demanding_point_and_is_kept(tmp_path, monkeypatch):
@@ -483,13 +457,13 @@ def test_the_largest_batch_is_that_of_the_most_demanding_point_and_is_kept(tmp_p
 
     monkeypatch.setattr(compare_module, "measure_isolated", measured)
     comparison = comparison_of(tmp_path, tokens=0, projected_lengths=[8, 16], time_limit=20.0)
-    (group,) = comparison.sweep.groups()
-    assert not comparison.is_probed(group)
-    list(comparison.probe(group))
+    (points,) = comparison.sweep.groups()
+    found = comparison.in_largest_batches(points)
     assert asked == [("linformer-kit", 16), ("bert", None)]
     # 32 examples of 128 tokens took half a second, and a tenth of the limit is two
-    assert comparison.known_batch(group) == 4 * 32
-    assert comparison_of(tmp_path, tokens=0).known_batch(group) == 4 * 32
+    assert {point.batch for point in found} == {4 * 32}
+    assert comparison_of(tmp_path, tokens=0).in_largest_batches(points) == found
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -595,8 +569,6 @@ def test_a_cell_is_the_ratio_to_the_baseline_of_the_same_batch_next_to_the_paper
     assert (second["measured"], second["paper"], second["why not"]) == ("", "7.9", "bert-eager: out of memory")
     assert (third["saved"], third["measured"], third["paper"]) == ("memory", "2.50", "1.7")
     assert fourth["paper"] == "18"
-
-    from rich.console import Console
 
     written = paper_table.publish(list(table.rows()), tmp_path / "points.csv", Console(quiet=True))
     assert [path.name for path in written] == ["points_cells.csv", "points.png", "points.svg"]

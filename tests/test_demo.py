@@ -23,18 +23,15 @@ from typer.testing import CliRunner
 from linformer_kit import demo
 from linformer_kit.bench.measure import OUT_OF_MEMORY, Timing
 from linformer_kit.cli import app
-from linformer_kit.demo import files
-from linformer_kit.demo.files import SPLITS, WINDOW, Source, Wanted
 from linformer_kit.formatting import format_duration
 from linformer_kit.plots.demo import draw_demo
+from linformer_kit.training import file_kinds as files
+from linformer_kit.training.config import load_config
+from linformer_kit.training.file_kinds import SPLITS, WINDOW, Source
+from linformer_kit.training.prepare import with_generated_data
 
-FEW = Wanted(
-    examples={"train": 12, "validation": 4, "test": 4},
-    least={"train": 6, "validation": 2, "test": 2},
-    windows_per_file=4,
-)
+FEW = {"train": 12, "validation": 4, "test": 4}  # examples of each kind
 TINY = demo.Settings(
-    wanted=FEW,
     overrides=(
         *(
             "model.hidden_size=16",
@@ -46,7 +43,6 @@ TINY = demo.Settings(
         *("training.steps=6", "training.batch_size=4", "training.evaluate_every=3"),
     ),
     lengths=(64, 100),
-    rounds=2,
 )
 
 
@@ -99,7 +95,10 @@ def site(tmp_path_factory):
 def tiny(tmp_path_factory, site):
     """The demo, run once with tiny settings: result, directory and output."""
     folder, printed = tmp_path_factory.mktemp("demo") / "new" / "a: demo", io.StringIO()
-    result = demo.run(folder, Console(file=printed, width=80), TINY, site)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "installed_files", lambda: site)
+        patch.setattr(files, "EXAMPLES", FEW)
+        result = demo.run(folder, Console(file=printed, width=80), TINY)
     return result, folder, printed.getvalue()
 
 
@@ -269,7 +268,7 @@ def test_a_third_of_the_files_show_their_beginning_first():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_package_and_no_content_is_in_two_splits(site, seed):
-    found = files.gather(site, Wanted(**{**vars(FEW), "seed": seed}))
+    found = files.gather(site, FEW, seed)
     packages = {split: {example.package for example in found.splits[split]} for split in SPLITS}
     texts = [example.text for examples in found.splits.values() for example in examples]
     assert all(packages.values())
@@ -278,8 +277,9 @@ def test_no_package_and_no_content_is_in_two_splits(site, seed):
 
 
 def test_near_copies_are_left_out_of_later_splits(site):
-    everything = dict.fromkeys(SPLITS, 1000)  # of examples that may be drawn
-    found = files.gather(site, Wanted(**{**vars(FEW), "examples": everything}))
+    everything = {"train": 30, "validation": 20, "test": 20}  # more examples than there are
+    found = files.gather(site, everything)
+    assert all(len(found.select(split, kind)) < everything[split] for split in SPLITS for kind in found.kinds)
     for name in ("copied.py", "changed.py"):
         kept = [
             example.package for examples in found.splits.values() for example in examples if example.file.endswith(name)
@@ -309,7 +309,7 @@ def test_each_split_has_its_share_of_every_kind(count):
     packages = {f"package{number}": 1 + number % 5 for number in range(count)}
     # the rarer kind is split first
     rare = dict.fromkeys(list(packages)[:6], 2)
-    home = files.split_packages({"common": packages, "rare": rare}, Wanted())
+    home = files.split_packages({"common": packages, "rare": rare}, seed=2020)
     for weights in (packages, rare):
         have = Counter()
         for package, weight in weights.items():
@@ -337,7 +337,8 @@ def test_a_window_fits_the_model_whatever_its_bytes(tmp_path):
 
 def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(site, tmp_path):
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
-        files.write_examples(files.gather(site, Wanted(**{**vars(FEW), "seed": seed})), tmp_path / name)
+        (tmp_path / name).mkdir()
+        files.write_examples(files.gather(site, FEW, seed), tmp_path / name)
     one, two, three = (
         [(tmp_path / name / f"{split}.jsonl.gz").read_bytes() for split in SPLITS] for name in ("one", "two", "three")
     )
@@ -347,30 +348,31 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(site, tmp_p
 
 def test_examples_are_read_as_written(site, tmp_path):
     found = files.gather(site, FEW)
-    files.write_examples(found, tmp_path / "data")
-    again = files.read_examples(tmp_path / "data")
+    files.write_examples(found, tmp_path)
+    again = files.read_examples(tmp_path)
     assert again.splits == found.splits
     assert set(again.left_out) == set(found.left_out)
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_examples_are_written_completely_or_not_at_all(site, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    found = files.gather(site, FEW)
+    monkeypatch.setattr(files, "installed_files", lambda: site)
+    monkeypatch.setattr(files, "EXAMPLES", FEW)
     monkeypatch.setattr(files.gzip, "compress", full)
+    config = load_config("file_kinds", [f"data.cache={tmp_path}"])
     with pytest.raises(OSError, match="No space left"):
-        files.write_examples(found, tmp_path / "data")
+        with_generated_data(config, Console(quiet=True))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kind_with_too_few_packages_or_examples_is_left_out_with_the_reason(site):
+def test_a_kind_with_too_few_examples_in_a_split_is_left_out_with_the_reason(site):
     found = files.gather(site, FEW)
-    assert found.left_out["HTML or XML"] == "only 1 packages have such files; 6 are needed"
+    assert found.left_out["HTML or XML"] == "too few examples: 1 for train, 0 for validation, 0 for test"
     assert "HTML or XML" not in {example.label for examples in found.splits.values() for example in examples}
-    many = Wanted(**{**vars(FEW), "least": {"train": 6, "validation": 2, "test": 5}})
-    assert files.gather(site, many).left_out["JSON"] == "too few examples: 12 for train, 4 for validation, 4 for test"
+    many = files.gather(site, {**FEW, "test": 100})
+    assert many.left_out["JSON"] == "too few examples: 12 for train, 4 for validation, 8 for test"
 
 
 def test_this_python_has_files_of_many_kinds():
@@ -472,13 +474,13 @@ def test_the_confusion_matrix_has_true_classes_in_rows():
 
 def test_nothing_else_is_left(tiny):
     _, folder, _ = tiny
-    assert {path.name for path in folder.iterdir()} == {demo.PICTURE, demo.NUMBERS, demo.DATA, demo.RUN, demo.CACHE}
+    assert {path.name for path in folder.iterdir()} == {demo.PICTURE, demo.NUMBERS, demo.RUN, demo.CACHE}
 
 
 def test_the_printed_numbers_are_those_measured(tiny):
     result, folder, printed = tiny
     assert f"Correct: {result.metrics['accuracy']:.1%} of 8 pieces" in printed
-    assert "Left out: HTML or XML, only 1 packages have such files; 6 are needed." in printed
+    assert "Left out: HTML or XML, too few examples." in printed
     for seconds in result.document_seconds.values():
         assert format_duration(seconds["Linformer"]) in printed
     assert str(folder / demo.PICTURE) in printed
@@ -497,7 +499,7 @@ def test_the_command_it_shows_runs(tiny):
     assert again.stdout.split("\t")[0] in result.kinds
 
 
-def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site):
+def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site, monkeypatch):
     result, folder, _ = tiny
     for name in (demo.PICTURE, demo.NUMBERS):
         (folder / name).write_text("old")
@@ -505,8 +507,8 @@ def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site):
     before = weights.stat().st_mtime_ns
     printed = io.StringIO()
     # the installation may have changed in between
-    again = demo.run(folder, Console(file=printed, width=80, force_terminal=True), TINY, site[:5])
-    assert "Using the examples of an earlier run" in printed.getvalue()
+    monkeypatch.setattr(files, "installed_files", lambda: site[:5])
+    again = demo.run(folder, Console(file=printed, width=80, force_terminal=True), TINY)
     assert "is finished" in printed.getvalue()
     assert "━" in printed.getvalue()  # a terminal shows bars
     assert (again.confusion, again.dataset.splits) == (result.confusion, result.dataset.splits)
@@ -521,7 +523,7 @@ def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site):
 @pytest.fixture
 def no_work(monkeypatch):
     """Fail if the demo starts its work."""
-    monkeypatch.setattr(demo, "find_examples", lambda *_: pytest.fail("the work has started"))
+    monkeypatch.setattr(files, "write", lambda *_: pytest.fail("the work has started"))
 
 
 def fails_in_one_line(result, *said: str) -> None:
@@ -556,7 +558,7 @@ def test_an_output_whose_files_are_directories_is_rejected(tmp_path, name):
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("name", [demo.DATA, demo.RUN, demo.CACHE])
+@pytest.mark.parametrize("name", [demo.RUN, demo.CACHE])
 def test_an_output_whose_directories_are_files_is_rejected(tmp_path, name):
     (tmp_path / name).write_text("precious")
     fails_in_one_line(linformer("demo", "--output", str(tmp_path)), name, "--output")
@@ -571,7 +573,7 @@ def test_a_missing_package_is_reported_with_the_install_command(tmp_path, monkey
 
 
 def test_too_few_files_are_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "installed_files", list)
+    monkeypatch.setattr(files, "installed_files", list)
     result = linformer("demo", "--output", str(tmp_path))
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: this Python has too few files")
@@ -579,21 +581,22 @@ def test_too_few_files_are_reported(tmp_path, monkeypatch):
 
 
 def test_damaged_examples_are_reported(tmp_path):
-    (tmp_path / demo.DATA).mkdir()
+    (tmp_path / demo.CACHE / f"file_kinds-{files.VERSION}").mkdir(parents=True)
     result = linformer("demo", "--output", str(tmp_path))
     assert result.exit_code == 2
     assert "train.jsonl.gz" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_an_interrupted_training_says_how_to_resume(tmp_path, monkeypatch):
+def test_an_interrupted_training_says_how_to_resume(tmp_path, site, monkeypatch):
     from linformer_kit.errors import Stopped
     from linformer_kit.training import train
 
     def stopped(*_):
         raise Stopped("stopped at step 3", 130)
 
-    monkeypatch.setattr(demo, "find_examples", lambda *_: files.Dataset({split: [] for split in SPLITS}))
+    monkeypatch.setattr(files, "installed_files", lambda: site)
+    monkeypatch.setattr(files, "EXAMPLES", FEW)
     monkeypatch.setattr(train, "train", stopped)
     result = linformer("demo", "--output", str(tmp_path / "a demo"))
     assert result.exit_code == 130
@@ -617,4 +620,4 @@ def test_a_real_interrupt_leaves_neither_traceback_nor_files(tmp_path):
         process.kill()
         process.communicate()
     assert (process.returncode, errors) == (130, "Stopped.\n")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []

@@ -34,7 +34,7 @@ def by_hand(encoder, x, norm_first, feed_forward):
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
 @pytest.mark.parametrize("feed_forward", ["gelu", "relu", "gated", "none"])
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre-norm", "post-norm"])
-def test_the_stack_is_what_it_says(norm_first, feed_forward, sharing):
+def test_the_stack_equals_its_layers_applied_in_turn(norm_first, feed_forward, sharing):
     inner_dim = None if feed_forward == "none" else 5
     encoder = randomize(
         LinformerEncoder(

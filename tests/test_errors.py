@@ -186,7 +186,7 @@ def test_tokens(build, x, error, parts):
 
 
 @pytest.mark.parametrize("build", [attention, causal, encoder])
-def test_autocast_does_not_mend_float64(build):
+def test_autocast_does_not_convert_float64(build):
     for layer, x in ((build(), X.double()), (build().double(), X)):
         with torch.autocast("cpu", dtype=torch.bfloat16), raises(str(x.dtype), ".to(dtype)") as found:
             layer(x)

@@ -23,4 +23,4 @@ def test_the_tfidf_baseline_writes_its_test_accuracy(tmp_path):
     assert "accuracy 75.00%" in done.stdout
     with output.open(newline="", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
-    assert (row["metric"], row["measured"]) == ("accuracy", "75.00%")
+    assert (row["data"], row["metric"], row["measured"]) == (tmp_path.name, "accuracy", "75.00%")

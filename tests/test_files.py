@@ -85,9 +85,9 @@ def test_a_lock_excludes_other_processes(tmp_path):
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "held\n"
 
 
-def test_where_nothing_can_be_written_is_found_out_without_writing(tmp_path):
+def test_an_unwritable_directory_is_detected_without_writing(tmp_path):
     check_writable(tmp_path / "a" / "b", "choose another")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="file is a file where a directory is needed; choose another"):
+    with pytest.raises(UserError, match="file is a file, not a directory; choose another"):
         check_writable(tmp_path / "file" / "b", "choose another")
     assert names(tmp_path) == ["file"]

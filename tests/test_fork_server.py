@@ -1,4 +1,4 @@
-"""A fork of the server is like the process it stands for."""
+"""Forked processes behave like new ones."""
 
 import signal
 import subprocess

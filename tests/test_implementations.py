@@ -14,7 +14,7 @@ pytest.importorskip("linformer", reason='needs pip install "linformer-kit[bench]
 
 from linformer_kit.bench import encoders, generators, implementations, keras_layers, layers, point, training_loop
 from linformer_kit.bench.checks import WrongImplementation
-from linformer_kit.bench.implementations import IMPLEMENTATIONS, STEPS_OF, can_do, check, make_workload
+from linformer_kit.bench.implementations import IMPLEMENTATIONS, SUBJECT_KINDS, VARIANTS, can_do, check, make_workload
 from linformer_kit.bench.measure import Phases, time_interleaved
 from linformer_kit.bench.point import Point
 from linformer_kit.models import attention_linformer, causal_linformer
@@ -63,15 +63,15 @@ def point_of(name, subject, step="forward", length=128, **more):
 @pytest.mark.parametrize(("name", "subject"), [pair for pair in ALL if pair != SEES_THE_FUTURE], ids=str)
 def test_a_right_implementation_passes_and_can_be_called(name, subject):
     check(point_of(name, subject))
-    for step in STEPS_OF[subject]:
+    for step in SUBJECT_KINDS[subject].steps:
         if can_do(name, subject, step):
             make_workload(point_of(name, subject, step)).call()
 
 
 def test_the_names_that_a_shell_completes_are_those_of_the_registry():
     assert tuple(IMPLEMENTATIONS) == point.NAMES
-    assert set(STEPS_OF) == set(point.SUBJECTS)
-    assert set().union(*STEPS_OF.values()) == set(point.STEPS)
+    assert set(SUBJECT_KINDS) == set(point.SUBJECTS)
+    assert set().union(*(kind.steps for kind in SUBJECT_KINDS.values())) == set(point.STEPS)
 
 
 @pytest.mark.parametrize("length", [97, 1500], ids="N{}".format)
@@ -262,15 +262,16 @@ def test_layers_have_the_sharing_of_the_sweep(subject, sharing, matrices):
 
 
 @pytest.mark.parametrize("name", ["linformer-kit", "full-attention"])
-def test_a_keras_layer_passes_predicts_and_trains(name):
+def test_a_keras_layer_passes_predicts_and_trains(monkeypatch, name):
     place = point_of(name, "layer", length=48, backend="keras-torch")
     check(place)
     check(replace(place, sharing="layerwise"))
-    layer, model = keras_layers.build(place)
+    layer = keras_layers.make_layer(place)
+    monkeypatch.setattr(keras_layers, "make_layer", lambda place: layer)
     before = layer.get_weights()
-    keras_layers.make_call(place, model)()
+    make_workload(place).call()
     assert all(np.array_equal(one, other) for one, other in zip(before, layer.get_weights(), strict=True))
-    keras_layers.make_call(replace(place, step="training"), model)()
+    make_workload(replace(place, step="training")).call()
     changed = [not np.array_equal(one, other) for one, other in zip(before, layer.get_weights(), strict=True)]
     # softmax ignores what all keys have in common, so b_K has no gradient
     assert sum(changed) >= len(changed) - 1
@@ -278,14 +279,14 @@ def test_a_keras_layer_passes_predicts_and_trains(name):
 
 @pytest.mark.parametrize("name", ["linformer-kit", "full-attention"])
 def test_a_wrong_keras_layer_is_refused(monkeypatch, name):
-    right = keras_layers.torch_twin
+    right = keras_layers.make_layer
 
-    def wrong(place, layer):
-        twin = right(place, layer)
-        twin.value.weight.data.mul_(1.01)
-        return twin
+    def wrong(place):
+        layer = right(place)
+        layer.set_weights([1.01 * weight for weight in layer.get_weights()])
+        return layer
 
-    monkeypatch.setattr(keras_layers, "torch_twin", wrong)
+    monkeypatch.setattr(keras_layers, "make_layer", wrong)
     with pytest.raises(WrongImplementation, match=f"{name}: its output"):
         check(point_of(name, "layer", backend="keras-torch"))
 
@@ -311,21 +312,21 @@ def test_keras_without_projection_must_not_differ_in_one_bit(monkeypatch):
 def test_the_models_of_the_trainer_are_checked(monkeypatch, name):
     check(point_of(name, "trainer", "training"))
     if name == "linformer":
-        right = training_loop.linformer_stack
+        right = encoders.linformer_stack
 
         def wrong(model):
             stack = right(model)
             stack.net.layers[1][0].fn.proj_v.data.mul_(1.01)
             return stack
 
-        monkeypatch.setattr(training_loop, "linformer_stack", wrong)
+        monkeypatch.setattr(encoders, "linformer_stack", wrong)
         with pytest.raises(WrongImplementation, match=r"^linformer: "):
             check(point_of(name, "trainer", "training"))
 
 
 @pytest.fixture(scope="module")
 def loops():
-    variants = {name: implementations.variants_of(name, "trainer")[-1] for name in ("linformer-kit", "full-attention")}
+    variants = {name: VARIANTS["trainer", name][-1] for name in ("linformer-kit", "full-attention")}
     points = [point_of(name, "trainer", "training", 32, variant=variant) for name, variant in variants.items()]
     points.append(point_of("linformer", "trainer", "training", 32))
     return {place.implementation: training_loop.make_loop(place) for place in points}

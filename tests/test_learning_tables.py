@@ -95,10 +95,24 @@ def call(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_table_is_run_stored_and_drawn(tmp_path, small, load, call, monkeypatch):
-    load(small=small)
-    call()
+def test_tables_are_run_stored_and_drawn(tmp_path, small, load, call, monkeypatch):
+    """A table that starts from the models of another runs that one first."""
+    longer = {**small, "start_from": "small", "settings": {"model.max_position_embeddings": 48}, "title": "Longer"}
+    load(small=small, longer=longer)
+    call("longer")
     results = tmp_path / "results" / "learning"
+    assert [len(rows_of(results / f"{name}.csv")) for name in ("small", "longer")] == [2, 2]
+    for row in rows_of(results / "longer.csv"):
+        (run,) = (tmp_path / "runs" / "longer").glob(f"*-{row['fingerprint']}")
+        start = yaml.safe_load((run / "config.yaml").read_text())["model"]["from"]
+        assert Path(start).parent.name.startswith(row["variant"].replace(" ", "-"))
+        assert LinformerForMaskedLM.from_pretrained(run / "model").config.max_position_embeddings == 48
+
+    # nothing is run twice; a run is no longer needed once it is in the table
+    monkeypatch.setattr(learning, "run_job", lambda *_: pytest.fail("was run again"))
+    before = (results / "small.csv").read_bytes()
+    call()
+    assert (results / "small.csv").read_bytes() == before
     found = {row["variant"]: row for row in rows_of(results / "small.csv")}
     assert set(found) == {FULL, "K=4"}
     for name, row in found.items():
@@ -128,7 +142,7 @@ def test_a_table_is_run_stored_and_drawn(tmp_path, small, load, call, monkeypatc
     assert summary[FULL]["vs full attention, same seeds"] == ""
     assert (results / "small.png").stat().st_size > 10_000
 
-    (overview,) = rows_of(results / "overview.csv")
+    overview, _ = rows_of(results / "overview.csv")
     assert overview["measured with Linformer"] == summary["K=4"]["measured perplexity"]
     assert overview["measured with full attention"] == summary[FULL]["measured perplexity"]
     assert overview["difference"] == summary["K=4"]["vs full attention, same seeds"]
@@ -136,11 +150,6 @@ def test_a_table_is_run_stored_and_drawn(tmp_path, small, load, call, monkeypatc
     assert overview["times as fast"] == f"{seconds[0] / seconds[1]:.2f}"
     assert (results / "overview.png").stat().st_size > 10_000
 
-    # nothing is run twice; a run is no longer needed once it is in the table
-    monkeypatch.setattr(learning.Processes, "run", lambda *_: pytest.fail("was run again"))
-    before = (results / "small.csv").read_bytes()
-    call()
-    assert (results / "small.csv").read_bytes() == before
     (results / "small.png").unlink()
     call(summary=True)
     assert (results / "small.png").exists()
@@ -184,33 +193,6 @@ typer.run(lambda: learning.main(["small"], **options))
     assert [row["steps"] for row in rows_of(results)] == ["300"]
 
 
-@pytest.mark.slow
-def test_a_table_starts_from_the_models_of_another(tmp_path, small, load, call):
-    """The initial runs are done if their models do not exist; each variant starts from the one of the same name."""
-    longer = {**small, "start_from": "small", "settings": {"model.max_position_embeddings": 48}}
-    load(small=small, longer=longer)
-    call("longer")
-    results = tmp_path / "results" / "learning"
-    assert [len(rows_of(results / f"{name}.csv")) for name in ("small", "longer")] == [2, 2]
-    for row in rows_of(results / "longer.csv"):
-        (run,) = (tmp_path / "runs" / "longer").glob(f"*-{row['fingerprint']}")
-        start = yaml.safe_load((run / "config.yaml").read_text())["model"]["from"]
-        assert Path(start).parent.name.startswith(row["variant"].replace(" ", "-"))
-        model = LinformerForMaskedLM.from_pretrained(run / "model")
-        assert model.config.max_position_embeddings == 48
-        assert model.config.hidden_size == 16
-        assert model.config.projection == ("linear" if row["variant"] == "K=4" else "none")
-
-    # other initial models make it another table, which needs them again
-    before = {row["fingerprint"] for row in rows_of(results / "longer.csv")}
-    tables = load(small={**small, "settings": {"training.evaluate_every": 3}}, longer=longer)
-    jobs = learning.make_jobs(tables, ["longer"], tmp_path / "data", tmp_path / "runs")
-    assert not before & {job.fingerprint for job in jobs}
-    rows = {name: learning.open_rows(results, name) for name in ("small", "longer")}
-    missing = [(job.table.name, job.variant) for job in learning.missing_jobs(jobs, rows)]
-    assert missing == [("small", FULL), ("longer", FULL), ("small", "K=4"), ("longer", "K=4")]
-
-
 def test_a_fingerprint_depends_on_settings_and_not_on_paths(tmp_path, small, load):
     def prints(data="data", **changes):
         (tmp_path / data / "numbers").mkdir(exist_ok=True, parents=True)
@@ -224,8 +206,8 @@ def test_a_fingerprint_depends_on_settings_and_not_on_paths(tmp_path, small, loa
     assert len(set(first.values())) == 2
     assert prints("elsewhere") == first
     assert prints(seeds=3) == first
-    joined = learning.Job(load(small={**small, "sentences": 2})["small"], "K=4", 0, tmp_path)
-    assert joined.fingerprint != replace(joined, table=load(small=small)["small"]).fingerprint == first["K=4"]
+    joined = learning.Job(load(small={**small, "sentences": 2}), "small", "K=4")
+    assert joined.fingerprint != replace(joined, tables=load(small=small)).fingerprint == first["K=4"]
     assert not set(prints(settings={"training.evaluate_every": 3}).values()) & set(first.values())
     (tmp_path / "counting.yaml").write_text(CONFIG.replace("steps: 3", "steps: 4"))
     assert not set(prints().values()) & set(first.values())
@@ -243,7 +225,7 @@ def test_seed_0_of_every_variant_comes_first(tmp_path, small, load):
 def test_every_variant_of_the_published_tables_is_another_configuration(table):
     assert FULL in table.variants
     assert table.sentences == 1 or table.local_only  # joined sentences are a copy
-    jobs = [learning.make_job(PUBLISHED, table.name, variant, 0, Path()) for variant in table.variants]
+    jobs = [learning.Job(PUBLISHED, table.name, variant) for variant in table.variants]
     trees = [load_config(table.config, job.overrides) for job in jobs]
     assert len({str(tree) for tree in trees}) == len(trees)
 
@@ -253,7 +235,7 @@ def test_the_published_rows_have_the_settings_and_seeds_of_their_tables(name):
     """A change that made them outdated would ask for hours of training."""
     published = {(row["variant"], row["seed"]): row["fingerprint"] for row in rows_of(csv_of(name))}
     jobs = {
-        (variant, str(seed)): learning.make_job(PUBLISHED, name, variant, seed, Path()).fingerprint
+        (variant, str(seed)): learning.Job(PUBLISHED, name, variant, seed).fingerprint
         for variant in PUBLISHED[name].variants
         for seed in range(PUBLISHED[name].variants[variant].seeds)
     }
@@ -417,13 +399,13 @@ def test_means_spreads_and_differences():
 def test_local_data_is_requested(tmp_path, small, load):
     tables = load(small={**small, "local_only": True})
     with pytest.raises(UserError, match="needs local data: give --data FOLDER with numbers/ in it"):
-        learning.make_jobs(tables, ["small"], None, tmp_path)
+        learning.run_jobs(learning.make_jobs(tables, ["small"], None, tmp_path), tmp_path, 1, None)
 
 
 def test_tables_that_need_local_data_are_skipped_without_it(small, load, call, monkeypatch, capsys):
     load(small=small, local={**small, "local_only": True})
     run = []
-    monkeypatch.setattr(learning, "run_jobs", lambda jobs, *_: run.extend(job.table.name for job in jobs))
+    monkeypatch.setattr(learning, "run_jobs", lambda jobs, *_: run.extend(job.name for job in jobs))
     call(data=None)
     assert set(run) == {"small"}
     assert "skipped, because they need --data FOLDER: local" in capsys.readouterr().out
@@ -455,30 +437,3 @@ def test_the_overview_draws_less_perplexity_as_better():
     dots = [float(line.get_xdata()[0]) for line in left.lines if line.get_marker() == "o"]
     assert dots == pytest.approx([100, 125, 100, 75])
     assert [bar.get_width() for bar in right.patches] == [1.5, 1.5]
-
-
-def test_generation_leaves_the_prompt_unchanged_and_follows_the_full_pass(monkeypatch):
-    """The timed loop is greedy generation: its tokens are those of passes over the whole text."""
-    import torch
-
-    from linformer_kit import LinformerConfig, LinformerForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = LinformerConfig(**sizes, vocab_size=50, max_position_embeddings=64, block_length=8, slots=2)
-    model = LinformerForCausalLM(config).eval()
-    monkeypatch.setattr(learning, "NEW_TOKENS", 12)
-    with torch.no_grad():
-        ids = torch.randint(50, (1, 13))
-        prompt = model(ids, use_cache=True, logits_to_keep=1)
-        for _ in range(2):
-            cache = learning.generate(model, prompt)
-            assert prompt.past_key_values.get_seq_length() == 13
-            assert cache.get_seq_length() == 25
-        text = ids
-        for _ in range(12):
-            text = torch.cat([text, model(text, use_cache=False).logits[:, -1:].argmax(dim=-1)], dim=1)
-        expected = model(text, use_cache=True).past_key_values
-    assert cache.nbytes == expected.nbytes
-    after = [model(ids[:, :1], past_key_values=each, use_cache=True).logits for each in (cache, expected)]
-    torch.testing.assert_close(*after)

@@ -1,4 +1,4 @@
-"""One battery over every model: what people expect of anything in transformers."""
+"""One battery over every model: the common behavior of transformers models."""
 
 import copy
 import json
@@ -146,7 +146,7 @@ def test_the_attention_implementation_is_switched_at_run_time(monkeypatch):
 
 
 @every_combination
-def test_saved_and_loaded_through_the_auto_class_it_is_the_same(model_class, variant, tmp_path):
+def test_saving_and_loading_through_the_auto_class_keeps_the_outputs(model_class, variant, tmp_path):
     model, input_ids = build(model_class, **VARIANTS[variant]), ids()
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1  # in shards
@@ -237,7 +237,7 @@ def test_dropout_acts_in_training_only(model_class):
 @pytest.mark.parametrize(
     "model_class", [m for m in MODELS if m not in (LinformerModel, LinformerForSequenceClassification)]
 )
-def test_ignored_labels_teach_nothing(model_class):
+def test_ignored_labels_have_no_gradient(model_class):
     model, input_ids = build(model_class), ids()
     labels = labels_for(model, input_ids)
     if "start_positions" in labels:  # beyond the input: cut off with it
@@ -292,7 +292,7 @@ def test_hidden_states_and_attentions(model_class):
 
 
 @every_model
-def test_a_tuple_on_request(model_class):
+def test_return_dict_false_gives_a_tuple(model_class):
     model, input_ids = build(model_class), ids()
     labels = labels_for(model, input_ids)
     output = model(input_ids, **labels)
@@ -439,7 +439,7 @@ def test_without_a_projection_and_with_its_weights_the_encoder_is_bert():
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("depth", [2, 24])
 @every_model
-def test_a_fresh_model_starts_sane(model_class, depth, norm_first):
+def test_a_new_model_has_outputs_and_gradients_of_normal_size(model_class, depth, norm_first):
     """Logits of a model that knows nothing are small, and no layer's gradient vanishes or explodes."""
     model = model_class(
         config(
@@ -537,7 +537,7 @@ def test_new_positions_repeat_the_old_ones_from_the_first():
     assert torch.equal(model.layers[0].attention.projection.weight, E.repeat(3, 1, 1)[:75])
 
 
-def test_the_code_travels_with_a_checkpoint(tmp_path):
+def test_a_checkpoint_can_contain_the_code(tmp_path):
     """Loaded where the package is not installed, from nothing but the folder."""
     script = """
         import sys
@@ -581,7 +581,7 @@ def test_the_code_travels_with_a_checkpoint(tmp_path):
         "import linformer_kit; from transformers import BertModel",
     ],
 )
-def test_auto_classes_know_the_models_whichever_is_imported_first(first):
+def test_auto_classes_are_registered_in_any_import_order(first):
     lines = [
         first,
         "from transformers import AutoConfig, AutoModel",
@@ -719,7 +719,7 @@ def test_the_encoder_of_a_resized_translator_can_be_saved_by_itself(tmp_path):
         assert AutoModel.from_pretrained(tmp_path).config.vocab_size == 64
 
 
-def test_a_translator_obeys_its_own_configuration():
+def test_generation_uses_the_configuration_of_the_model():
     model = build(LinformerForConditionalGeneration)
     model.set_attn_implementation("eager")
     model.config.use_cache, model.config.output_attentions, model.config.output_hidden_states = False, True, True

@@ -1,4 +1,4 @@
-"""What models refuse, and that they say which value was wrong and what to do."""
+"""Models reject invalid input; errors name the value and the remedy."""
 
 import pytest
 import torch
@@ -130,7 +130,7 @@ def test_other_wrong_inputs():
         model(ids(), encoder_hidden_states=torch.randn(2, 3, 16))
     with pytest.raises(ValueError, match="encoder_hidden_states is missing but add_cross_attention is True"):
         build(LinformerForConditionalGeneration).decoder(ids())
-    with pytest.raises(ValueError, match="past_key_values given, but an encoder reads the whole input"):
+    with pytest.raises(ValueError, match="past_key_values is not supported by encoders"):
         model(ids(), past_key_values=build(LinformerForCausalLM)(ids()).past_key_values)
     with pytest.raises(ValueError, match="the decoder has no input: pass labels, decoder_input_ids"):
         build(LinformerForConditionalGeneration)(ids())
@@ -190,7 +190,7 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
         ({"pad_token_id": 50}, "pad_token_id is 50 but vocab_size is 50; choose one of 0 … 49"),
     ],
 )
-def test_values_that_mean_nothing_or_contradict_each_other(wrong, message):
+def test_invalid_or_contradictory_values(wrong, message):
     with pytest.raises(ValueError, match=message):
         config(**wrong)
     changed = config()
@@ -200,7 +200,7 @@ def test_values_that_mean_nothing_or_contradict_each_other(wrong, message):
         LinformerModel(changed)
 
 
-def test_models_refuse_what_means_nothing_to_them():
+def test_models_reject_arguments_that_do_not_apply():
     with pytest.raises(ValueError, match="num_labels is 0; it must be at least 1"):
         config(num_labels=0)
     with pytest.raises(ValueError, match="the first token of a causal decoder attends only to itself; use 'mean'"):

@@ -1,4 +1,4 @@
-"""Models outside of eager PyTorch: compiled, exported, and in ONNX Runtime, they say the same."""
+"""Compiled and exported models and ONNX Runtime give the outputs of eager PyTorch."""
 
 import shutil
 
@@ -94,7 +94,7 @@ def example(model, masked):
     ],
     ids=names,
 )
-def test_compiled_a_model_is_one_graph_with_the_same_answers_and_gradients(model_class, masked):
+def test_a_compiled_model_is_one_graph_with_the_same_outputs_and_gradients(model_class, masked):
     model, masked = build(model_class) if model_class in DECODERS else small(model_class), masked == "masked"
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     inputs = example(model, masked)

@@ -1,4 +1,4 @@
-"""Models learn what can be learned, and nothing of what cannot."""
+"""Models fit learnable data and stay at chance on random data."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def train(model, steps, make_inputs, rate=1e-2):
 
 
 @pytest.mark.parametrize("projection", ["linear", "dynamic", "none"])
-def test_a_masked_model_learns_a_handful_of_texts_by_heart_and_fills_them(projection):
+def test_a_masked_lm_overfits_a_few_texts(projection):
     model = LinformerForMaskedLM(config(hidden_size=64, intermediate_size=128, projection=projection))
     texts, hidden, mask_id = ids(4, 30), torch.rand(4, 30) < 0.3, 1
     inputs = {"input_ids": texts.masked_fill(hidden, mask_id), "labels": texts.masked_fill(~hidden, -100)}
@@ -32,7 +32,7 @@ def test_a_masked_model_learns_a_handful_of_texts_by_heart_and_fills_them(projec
 
 
 @pytest.mark.parametrize("decoder_attention", ["causal", "full"])
-def test_a_causal_model_learns_a_handful_of_texts_by_heart_and_recites_them(decoder_attention):
+def test_a_causal_lm_overfits_a_few_texts(decoder_attention):
     model = LinformerForCausalLM(config(hidden_size=64, intermediate_size=128, decoder_attention=decoder_attention))
     texts = ids(4, 30)
     assert train(model, 150, lambda: {"input_ids": texts, "labels": texts})[-1] < 0.3  # the first words cannot be known
@@ -41,7 +41,7 @@ def test_a_causal_model_learns_a_handful_of_texts_by_heart_and_recites_them(deco
 
 
 @pytest.mark.parametrize("decoder_attention", ["causal", "full"])
-def test_a_translator_learns_a_handful_of_pairs_by_heart_and_recites_them(decoder_attention):
+def test_an_encoder_decoder_overfits_a_few_pairs(decoder_attention):
     model = LinformerForConditionalGeneration(
         config(hidden_size=64, intermediate_size=128, decoder_attention=decoder_attention)
     )

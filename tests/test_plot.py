@@ -176,7 +176,22 @@ def test_titles_name_the_sizes_in_which_panels_differ(tmp_path):
     titles = [axes.get_title(loc="left") for axes in costs(small, large).axes]
     assert "layer, forward, hidden size 512: time" in titles
     assert "hidden size" not in footnote(costs(small, large))
-    assert "hidden size 64, 4 heads, 2 layers" in footnote(costs(small))
+    assert "hidden size 64, 4 heads, sharing headwise, cpu" in footnote(costs(small))
+
+
+def test_the_footnote_has_only_sizes_that_the_subjects_have(tmp_path):
+    sizes = {"num_layers": 2, "target_length": 64}
+    rows = {
+        subject: power_law("linformer-kit", 64, 1.0, subject=subject, **sizes)
+        for subject in ("layer", "encoder", "encoder-decoder")
+    }
+    layer, encoder, both = (
+        footnote(costs(write_table(tmp_path / f"{place}.csv", each)))
+        for place, each in enumerate((rows["layer"], rows["encoder"], [*rows["layer"], *rows["encoder-decoder"]]))
+    )
+    assert "4 heads, sharing headwise, cpu" in layer
+    assert "4 heads, 2 layers, sharing headwise, cpu" in encoder
+    assert "4 heads, 2 layers, sharing headwise, targets of 64, cpu" in both
 
 
 @pytest.mark.parametrize(
@@ -194,14 +209,6 @@ def test_the_footnote_says_if_machines_or_versions_differ(tmp_path, column, said
 
 def as_text(rows):
     return [{name: str(value) for name, value in each.items()} for each in rows]
-
-
-def test_columns_that_an_older_table_lacks_are_empty():
-    rows = [row("full-attention", length, "") for length in LENGTHS[:2]]
-    for each in rows:
-        del each["target_length"]
-    figure = draw_costs({"old.csv": as_text(rows)})
-    assert list(drawn(panel(figure, "layer, forward: time"))) == ["full-attention"]
 
 
 def test_backends_have_their_own_panels_and_unknown_subjects_come_last_in_order_of_appearance():

@@ -20,6 +20,8 @@ from linformer_kit import (
     make_projection,
     reference,
 )
+from linformer_kit.keras import from_torch
+from linformer_kit.keras.projection import Projection as KerasProjection
 from linformer_kit.models.options_linformer import projection_names
 from linformer_kit.models.projection_linformer import LinearProjection, Projection
 
@@ -76,19 +78,14 @@ def test_a_kind_is_registered_once(monkeypatch):
 
 
 @pytest.fixture
-def first(monkeypatch):
-    """Adds the projection "first" by running the example of CONTRIBUTING.md, and removes it after the test."""
-    monkeypatch.setattr(Projection, "kinds", dict(Projection.kinds))
-    monkeypatch.setattr(reference, "ROWS", dict(reference.ROWS))
+def first(own_projections):
+    """Adds the projection "first" by running the example of CONTRIBUTING.md."""
     text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = text.split("## How to add a projection")[1].split("\n## ")[0]
     blocks = re.findall(r"^ *```python\n(.*?)```", section, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 2
-    names = {"__name__": "__main__"}
+    assert len(blocks) == 3
     for block in blocks:
-        exec(textwrap.dedent(block), names)
-    assert Projection.kinds["first"] is names["FirstTokens"]
-    return names["FirstTokens"]
+        exec(textwrap.dedent(block), {"__name__": "__main__"})
 
 
 @pytest.mark.usefixtures("first")
@@ -130,6 +127,17 @@ class TestAddedProjection:
         assert loaded.config.projection == "first"
         assert torch.equal(loaded(ids)[0], model(ids)[0])
 
+    @pytest.mark.parametrize("length", [2, 9])
+    def test_the_keras_model_equals_the_torch_model(self, length):
+        sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        model = LinformerModel(LinformerConfig(**sizes, projection="first", projected_length=4)).eval()
+        ids, mask = torch.randint(3, 50, (2, length)), torch.ones(2, length, dtype=torch.long)
+        mask[1, 1:] = 0
+        with torch.no_grad():
+            expected = model(ids, attention_mask=mask).last_hidden_state
+            actual = from_torch(model)({"input_ids": ids, "attention_mask": mask})
+        assert_close(actual[mask.bool()], expected[mask.bool()])
+
     def test_its_facts_are_checked_and_listed(self):
         with pytest.raises(ValueError, match="projection='first' has no matrices"):
             LinformerAttention(8, 2, projection="first", sharing="none")
@@ -140,8 +148,7 @@ class TestAddedProjection:
 
 
 def test_an_added_projection_is_gone_after_the_test():
-    assert "first" not in Projection.kinds
-    assert "first" not in reference.ROWS
+    assert not any("first" in names for names in (Projection.kinds, KerasProjection.kinds, reference.ROWS))
 
 
 def matrices(module):

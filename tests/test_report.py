@@ -249,7 +249,7 @@ def test_the_machine_of_the_measurements_is_shown(of_table):
     assert row["memory gib"] == ("15.6", 15.6)
     assert row["implementations"][0] == "linformer-kit, full-attention, linformer, linformer-pytorch, bert"
     assert row["points"][1] == len(POINTS)
-    assert "hidden size 64, num heads 4, num layers 1, device cpu" in of_table.text
+    assert "hidden size 64, num heads 4, device cpu" in of_table.text
 
 
 def test_a_table_in_which_nothing_was_measured_is_shown_without_a_picture(tmp_path):

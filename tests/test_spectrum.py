@@ -174,7 +174,7 @@ def test_the_suggestion_holds_its_share_and_is_the_smallest_multiple_of_8(curves
 
 
 def test_heads_of_low_rank_do_not_hide_one_of_high_rank():
-    """The mean of the needed k would be 48 here, at which the heads keep 74 % on average."""
+    """The mean of the needed k would be 48 here, at which the heads keep 74% on average."""
     curves = np.stack([np.arange(1, 101) / 100, np.ones(100)])
     assert rank_for_share(curves, 0.95).tolist() == [95, 1]
     assert suggest_lengths([curves], 0.05) == [96]
@@ -501,7 +501,7 @@ def test_files_without_text_are_rejected(tmp_path, text):
 def test_an_unwritable_output_is_reported_before_anything_is_loaded(tmp_path, text):
     for folder in (text, text / "below"):
         said = refused("spectrum", "nothing/here", "--text", text, "--output", folder)
-        assert said == f"{text} is a file where a directory is needed; choose another directory with --output"
+        assert said == f"{text} is a file, not a directory; choose another directory with --output"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

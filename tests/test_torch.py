@@ -103,7 +103,7 @@ def test_autocast(projection, masked):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output = layer(x, mask=mask)
             output.float().square().sum().backward()
-        assert (output.float() - exact).norm() < 0.02 * exact.norm()  # bfloat16 rounds to 0.4 %
+        assert (output.float() - exact).norm() < 0.02 * exact.norm()  # bfloat16 rounds to 0.4%
         for parameter in layer.parameters():
             assert parameter.grad.isfinite().all()
             assert parameter.grad.dtype == torch.float32

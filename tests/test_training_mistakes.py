@@ -196,28 +196,28 @@ def test_errors_of_a_real_process(tmp_path):
         ("training.epochs", "'training.epochs' is not an override; write key=value, such as training.epochs=2"),
         (
             "training.epocs=3",
-            "there is no key training.epocs; did you mean 'epochs'? allowed here: epochs, steps, batch_size,",
+            "there is no key training.epocs; did you mean 'epochs'? allowed: epochs, steps, batch_size,",
         ),
         (
             "trainning.epochs=3",
-            "there is no key trainning; did you mean 'training'? allowed here: task, run, seed, model, data,",
+            "there is no key trainning; did you mean 'training'? allowed: task, run, seed, model, data,",
         ),
         (
             "model.hidden_siez=8",
-            "there is no key model.hidden_siez; did you mean 'hidden_size'? allowed here: from, attention,",
+            "there is no key model.hidden_siez; did you mean 'hidden_size'? allowed: from, attention,",
         ),
         (
             "data.columns.txt=a",
-            "there is no key data.columns.txt; did you mean 'text'? allowed here: text, pair, label, source",
+            "there is no key data.columns.txt; did you mean 'text'? allowed: text, pair, label, source",
         ),
-        ("training.batch_size=many", "training.batch_size is the text 'many'; allowed: a whole number"),
-        ("training.steps=1.5", "training.steps is the number 1.5; allowed: a whole number"),
-        ("training.steps=.inf", "training.steps is the number inf; allowed: a whole number"),
-        ("training.steps=.nan", "training.steps is the number nan; allowed: a whole number"),
-        ("model.hidden_size=8.5", "model.hidden_size is the number 8.5; allowed: a whole number"),
+        ("training.batch_size=many", "training.batch_size is the string 'many'; allowed: an integer"),
+        ("training.steps=1.5", "training.steps is the number 1.5; allowed: an integer"),
+        ("training.steps=.inf", "training.steps is the number inf; allowed: an integer"),
+        ("training.steps=.nan", "training.steps is the number nan; allowed: an integer"),
+        ("model.hidden_size=8.5", "model.hidden_size is the number 8.5; allowed: an integer"),
         ("model.vocab_size=8", "model.vocab_size is derived from the tokenizer and cannot be set; remove it"),
         ("model.from=nowhere", "model.from loads a saved model, which determines model."),
-        ("tokenizer.kind=byte", "tokenizer.kind is the text 'byte'; allowed: bpe, bytes, words; did you mean 'bytes'?"),
+        ("tokenizer.kind=byte", "tokenizer.kind is the string 'byte'; allowed: bpe, bytes, words; did you mean"),
         (
             "training.precision=float16",
             "training.precision is float16, which needs a GPU; allowed on CPUs: float32, bfloat16, auto",
@@ -241,9 +241,9 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(tmp_path, quick, override
         ("task: classification\ndata: {path: x, path: y}\n", "the key 'path' occurs twice"),
         (
             "classification\n",
-            "must contain keys and values, such as `task: classification`; it contains the text 'classification'",
+            "must contain a mapping, such as `task: classification`; it contains the string 'classification'",
         ),
-        ("", "it contains nothing"),
+        ("", "it contains null"),
         ("data: {path: x.csv}\n", "the key task is missing; allowed: classification, masked-lm"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, quick, folder):
     (tmp_path / "file").touch()
     run = tmp_path / folder  # /proc/x stays what it is
     said = refused("train", quick("classification", tmp_path), f"run={run}")
-    reason = r"(\S+/file is a file where a directory is needed|cannot write to /proc \(.+\))"
+    reason = r"(\S+/file is a file, not a directory|cannot write to /proc \(.+\))"
     assert re.fullmatch(rf"{reason}; choose another folder with run=FOLDER", said)
     said = refused("prepare", quick("classification", tmp_path), f"data.cache={run}")
     assert re.fullmatch(rf"{reason}; set data.cache to another folder", said)
@@ -367,7 +367,7 @@ def test_other_data_is_checked_like_the_runs_own(trained_run, tmp_path):
     assert said == "data.columns.text is 'text', but the given split has the columns txt, label; did you mean 'txt'?"
 
 
-def test_what_cannot_be_asked(tmp_path):
+def test_runs_that_cannot_predict(tmp_path):
     assert refused("predict", tmp_path / "nowhere", "a") == (
         f"there is no folder {tmp_path / 'nowhere'}; give a run folder, as printed by `linformer train`"
     )
@@ -402,7 +402,7 @@ def test_unfinished_incompatible_and_damaged_runs_are_rejected(trained_run, tmp_
 
 
 @pytest.mark.slow
-def test_files_that_cannot_be_asked_about(trained_run, tmp_path):
+def test_files_that_cannot_be_predicted(trained_run, tmp_path):
     run = trained_run("classification").run
     (tmp_path / "empty.txt").touch()
     assert refused("predict", run, tmp_path / "empty.txt") == f"{tmp_path / 'empty.txt'} is empty"

@@ -104,23 +104,23 @@ def test_numbers_are_numbers(text, value):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("training.learning_rat=1", "no key training.learning_rat; did you mean 'learning_rate'? allowed here: "),
+        ("training.learning_rat=1", "no key training.learning_rat; did you mean 'learning_rate'? allowed: "),
         ("modell.x=1", "no key modell; did you mean 'model'?"),
-        ("training.epochs=many", "training.epochs is the text 'many'; allowed: a number"),
-        ("training.steps=1.5", "training.steps is the number 1.5; allowed: a whole number"),
-        ("training.batch_size=true", "training.batch_size is true; allowed: a whole number"),
+        ("training.epochs=many", "training.epochs is the string 'many'; allowed: a number"),
+        ("training.steps=1.5", "training.steps is the number 1.5; allowed: an integer"),
+        ("training.batch_size=true", "training.batch_size is true; allowed: an integer"),
         ("data.streaming=1", "data.streaming is the number 1; allowed: true or false"),
-        ("task=clasification", "task is the text 'clasification'; allowed: classification, masked-lm, causal-lm,"),
+        ("task=clasification", "task is the string 'clasification'; allowed: classification, masked-lm, causal-lm,"),
         ("training.schedule=cosin", "did you mean 'cosine'?"),
-        ("data.header=a", "data.header is the text 'a'; allowed: a list of texts"),
-        ("data.header=[1]", "data.header[0] is the number 1; allowed: a text"),
-        ("training=3", "training is the number 3; allowed: keys and values"),
+        ("data.header=a", "data.header is the string 'a'; allowed: a list of strings"),
+        ("data.header=[1]", "data.header[0] is the number 1; allowed: a string"),
+        ("training=3", "training is the number 3; allowed: a mapping"),
         ("data.columns.txt=a", "no key data.columns.txt; did you mean 'text'?"),
-        ("data.path.x=1", "data.path is a value, the text 'x.csv', and has no keys"),
+        ("data.path.x=1", "data.path is a value, the string 'x.csv', and has no keys"),
         ("model.projected_lenght=1", "no key model.projected_lenght; did you mean 'projected_length'?"),
-        ("model.hidden_size=big", "model.hidden_size is the text 'big'; allowed: a whole number"),
+        ("model.hidden_size=big", "model.hidden_size is the string 'big'; allowed: an integer"),
         ("model.vocab_size=5", "model.vocab_size is derived from the tokenizer"),
-        ("model.attention=none", "model.attention is the text 'none'; allowed: linformer, full"),
+        ("model.attention=none", "model.attention is the string 'none'; allowed: linformer, full"),
         ("training.batch_size=0", "training.batch_size is 0; it must be at least 1"),
         ("seed=5000000000", "seed is 5000000000; it must be at least 0 and less than 4 billion"),
         (f"training.learning_rate=1{'0' * 400}", "; allowed: a number"),
@@ -129,7 +129,7 @@ def test_numbers_are_numbers(text, value):
         ("training.warmup=1", "training.warmup is 1.0; it must be at least 0 and less than 1"),
         ("training.learning_rate=-1", "training.learning_rate is -1.0; it must be larger than 0"),
         ("training.learning_rate=.nan", "training.learning_rate is the number nan; allowed: a number"),
-        ("data.generated=listops", "a folder or a name on the Hub) or data.generated, not both"),
+        ("data.generated=listops", "a directory or a name on the Hub) or data.generated, not both"),
         ("data.streaming=true", "data.streaming requires training.steps"),
         ("nonsense", "'nonsense' is not an override; write key=value"),
         ("training.epochs=[", "the value in 'training.epochs=[' is not YAML"),
@@ -147,8 +147,8 @@ def test_errors_name_the_value_and_what_is_allowed(write, override, said):
         ("data: {path: x}", "the key task is missing; allowed: classification, masked-lm"),
         ("task: classification", "set either data.path"),
         (SMALL + "task: masked-lm\n", "the key 'task' occurs twice"),
-        ("- a", "must contain keys and values"),
-        ("", "must contain keys and values"),
+        ("- a", "must contain a mapping"),
+        ("", "must contain a mapping"),
         ("task: [", "is not YAML"),
         (SMALL + "training: {epochs: 1, steps: 2}", "both set"),
         (SMALL + "model: {from: a, hidden_size: 3}", "determines model.hidden_size; remove that key"),
@@ -186,14 +186,14 @@ def test_a_name_that_is_not_shipped_is_answered_with_the_nearest():
     assert load_config("configs/imdb.yaml") == load_config("imdb")
 
 
-def test_what_is_shipped():
+def test_shipped_configurations():
     names = (
         "imdb listops wikitext2_mlm wikitext2_clm wmt14_en_de tatoeba_en_de mnli bookcorpus_mlm bookcorpus_denoising"
     )
     assert set(names.split()) <= set(shipped_configs())
 
 
-def test_the_twin_with_full_attention_has_nothing_to_share_or_to_rescale():
+def test_full_attention_resets_sharing_and_rescale():
     twin = resolve_model_config({"attention": "full", "projection": "linear", "sharing": "none", "rescale": True})
     assert (twin.projection, twin.decoder_attention, twin.sharing, twin.rescale) == ("none", "full", "headwise", False)
 
@@ -256,7 +256,7 @@ def test_what_a_tokenizer_puts_around_texts_and_pairs(tmp_path):
         )
 
 
-def test_a_word_of_a_million_letters_does_not_stop_the_trainer():
+def test_the_tokenizer_can_be_trained_on_a_very_long_word():
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=300), ["ab" * 500_000])
     assert len(tokenizer) > 262
 
@@ -493,8 +493,8 @@ def test_token_metrics_weigh_tokens_not_batches(count, length, vocabulary, seed,
     sums = torch.cat(
         [metrics.token_sums(*pair) for pair in zip(logits.chunk(pieces), labels.chunk(pieces), strict=True)]
     )
-    labelled_only = metrics.token_sums(logits[labels != -100], labels)
-    torch.testing.assert_close(labelled_only, sums, rtol=1e-6, atol=1e-6)
+    labeled_only = metrics.token_sums(logits[labels != -100], labels)
+    torch.testing.assert_close(labeled_only, sums, rtol=1e-6, atol=1e-6)
     found = metrics.token_metrics(sums.numpy())
     loss = functional.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
     real = labels != -100

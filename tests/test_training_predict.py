@@ -236,7 +236,7 @@ def test_inputs_are_read_in_the_format_of_the_training_data(tmp_path, quick):
     assert answers(tmp_path / "run", tmp_path / "marked.txt")[0]["text"] == "a good road"
     quoted = write_lines(tmp_path / "quoted.csv", ["text,label", '"two', 'lines",pos'])
     assert len(command("predict", tmp_path / "run", quoted).stdout.splitlines()) == 1
-    assert refused("predict", tmp_path / "run", tmp_path) == f"{tmp_path} is a folder; give its files"
+    assert refused("predict", tmp_path / "run", tmp_path) == f"{tmp_path} is a directory; pass its files"
     assert (
         refused("predict", tmp_path / "run", "good", "-") == "-, standard input, cannot be combined with other inputs"
     )
@@ -244,7 +244,7 @@ def test_inputs_are_read_in_the_format_of_the_training_data(tmp_path, quick):
 
 
 @pytest.mark.slow
-def test_a_mask_stands_for_a_word_with_its_space(tmp_path, quick):
+def test_a_mask_replaces_a_word_with_its_space(tmp_path, quick):
     """In byte-level BPE the space belongs to the word, so a space before the mask would not occur in training."""
     command("train", quick("masked-lm", tmp_path, **{"tokenizer": {"kind": "bpe", "vocab_size": 400}}))
     text = " ".join((NUMBERS[0] * 3)[:23])

@@ -79,7 +79,7 @@ def test_epochs_are_whole_batches(tmp_path, quick, wish, steps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "causal-lm", "translation"])
-def test_the_twin_with_full_attention(tmp_path, quick, task):
+def test_the_same_run_with_full_attention(tmp_path, quick, task):
     command("train", quick(task, tmp_path), "model.attention=full")
     config = read_json(tmp_path / "run" / "model" / "config.json")
     assert (config["projection"], config["decoder_attention"]) == ("none", "full")

@@ -1,4 +1,4 @@
-"""Small data sets that a tiny model learns in seconds, the YAML of each task, and the command line.
+"""Small datasets that a tiny model learns in seconds, the YAML of each task, and the command line.
 
 conftest.py imports this file for all tests, so slow imports are inside the functions.
 """

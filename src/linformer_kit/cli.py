@@ -30,7 +30,7 @@ app = typer.Typer(
 
 # modules that the extras `keras` and `train` install
 KERAS_MODULES = {"keras", "tensorflow", "jax"}
-TRAINING_MODULES = {"accelerate", "datasets", "filelock", "jinja2", "matplotlib", "sacrebleu", "tokenizers", "yaml"}
+TRAINING_MODULES = {"accelerate", "datasets", "jinja2", "matplotlib", "sacrebleu", "tokenizers", "yaml"}
 
 
 def end_on_signal(number: int, frame: object) -> None:
@@ -39,8 +39,13 @@ def end_on_signal(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
+# A pool of workers waits until each has ended by SIGTERM. A worker that waits for a lock would never run the handler.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
 @contextmanager
-def short_errors() -> Iterator[None]:
+def report_user_errors() -> Iterator[None]:
     """Print errors caused by user input as one line, with exit code 2; a signal gives 128 + its number."""
     before = signal.signal(signal.SIGTERM, end_on_signal)
     try:
@@ -86,7 +91,7 @@ class Backend(StrEnum):
 
 
 class Preset(StrEnum):
-    """Sweeps that come with the package."""
+    """Built-in sweeps."""
 
     paper_table_3 = "paper-table-3"
 
@@ -122,7 +127,7 @@ def main(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Transformers over long sequences at linear cost."""
+    """Transformers for long sequences at linear cost."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # in an ASCII log, print ? instead of × rather than fail
         sys.stdout.reconfigure(errors="replace")
@@ -132,24 +137,22 @@ def main(
 def demo(
     output: Annotated[Path, typer.Option(help="Directory for the figure and the numbers.")] = Path("demo"),
 ) -> None:
-    """Train, test and time a detector of file kinds on the files of this Python installation, in a few minutes."""
-    with short_errors():
+    """Train, test and benchmark a file type classifier on the files of this Python installation, in a few minutes."""
+    with report_user_errors():
         from .demo import run
 
         run(output)
 
 
 CONFIG = Annotated[str, typer.Argument(help="YAML file, or name of a shipped configuration, such as imdb.")]
-OVERRIDES = Annotated[
-    list[str] | None, typer.Argument(help="Overrides of values in the file, such as training.epochs=2.")
-]
-RUN = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
+OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Overrides, such as training.epochs=2.")]
+RUN = Annotated[Path, typer.Argument(help="Directory of a finished run.")]
 
 
 @app.command()
 def prepare(config: CONFIG, overrides: OVERRIDES = None) -> None:
     """Train a tokenizer, tokenize the data and show the lengths of the texts."""
-    with short_errors():
+    with report_user_errors():
         from .training.config import load_config
 
         loaded = load_config(config, overrides)  # before slow imports, so that typos are reported at once
@@ -161,7 +164,7 @@ def prepare(config: CONFIG, overrides: OVERRIDES = None) -> None:
 @app.command()
 def train(config: CONFIG, overrides: OVERRIDES = None) -> None:
     """Train a model, or resume an interrupted run. Estimates the run time first."""
-    with short_errors():
+    with report_user_errors():
         from rich.console import Console
 
         from .training.config import load_config
@@ -176,11 +179,11 @@ def train(config: CONFIG, overrides: OVERRIDES = None) -> None:
 def evaluate(
     run: RUN,
     split: Annotated[str, typer.Option(help="Split of the data of the run: train, validation or test.")] = "test",
-    data: Annotated[str | None, typer.Option(help="Another file or folder in the same format.")] = None,
+    data: Annotated[str | None, typer.Option(help="Another file or directory in the same format.")] = None,
     beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
 ) -> None:
     """Evaluate a run on its test split or on another file; writes evaluation.json."""
-    with short_errors():
+    with report_user_errors():
         from rich.console import Console
 
         from .training.evaluate import evaluate, table_of
@@ -205,7 +208,7 @@ def predict(
     seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
 ) -> None:
     """Classify, fill masks, continue or translate texts."""
-    with short_errors():
+    with report_user_errors():
         from .training.predict import Options, Predictor, as_text, read_inputs
 
         predictor = Predictor(
@@ -219,18 +222,20 @@ def predict(
 def benchmark(
     sequence_length: Annotated[int, typer.Option(min=1, help="Tokens per example.")] = 2000,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per batch.")] = 25,
-    embedding_dim: Annotated[int, typer.Option(min=1, help="Features of a token.")] = 256,
-    projection_dim: Annotated[int, typer.Option(min=1, help="K: rows that keys and values are shortened to.")] = 64,
+    embedding_dim: Annotated[int, typer.Option(min=1, help="Embedding dimension.")] = 256,
+    projection_dim: Annotated[int, typer.Option(min=1, help="Projected length K of keys and values.")] = 64,
     num_heads: Annotated[int, typer.Option(min=1, help="Number of heads.")] = 8,
-    hidden_dim: Annotated[int, typer.Option(min=1, help="Features of a head.")] = 128,
-    projection: Annotated[Projection, typer.Option(help="Kind of E.")] = DEFAULT_PROJECTION,
-    sharing: Annotated[Sharing, typer.Option(help="Which matrices are shared.")] = Sharing.headwise,
-    backend: Annotated[Backend, typer.Option(help="Keras uses the backend in KERAS_BACKEND.")] = Backend.torch,
+    hidden_dim: Annotated[int, typer.Option(min=1, help="Head dimension.")] = 128,
+    projection: Annotated[Projection, typer.Option(help="Projection type.")] = DEFAULT_PROJECTION,
+    sharing: Annotated[Sharing, typer.Option(help="Sharing of the projection matrices.")] = Sharing.headwise,
+    backend: Annotated[
+        Backend, typer.Option(help="Framework; Keras uses the backend in KERAS_BACKEND.")
+    ] = Backend.torch,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps, …")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Time the prediction of one attention layer, compared with full attention of the same sizes."""
-    with short_errors():
+    """Benchmark inference of one attention layer against full attention of the same size."""
+    with report_user_errors():
         from rich.console import Console
 
         from .bench.prediction_time import Experiment, measure, show
@@ -245,7 +250,7 @@ def benchmark(
             show(found, Console())
 
 
-def last_of(names: str) -> Callable[[str], list[str]]:
+def complete_last_item(names: str) -> Callable[[str], list[str]]:
     """Completes the last of several values separated by commas; `names` is a tuple in `bench.point`."""
 
     def complete(incomplete: str) -> list[str]:
@@ -259,33 +264,45 @@ def last_of(names: str) -> Callable[[str], list[str]]:
 
 @app.command()
 def compare(
-    sweep: Annotated[Path | None, typer.Argument(help="A YAML file; docs/compare.md lists its keys.")] = None,
-    preset: Annotated[Preset | None, typer.Option(help="A sweep that comes with the package.")] = None,
-    lengths: Annotated[str | None, typer.Option(metavar="LIST", help="Tokens per example: 512,1024,2048.")] = None,
-    projected_lengths: Annotated[str | None, typer.Option(metavar="LIST", help="K: 64,128.")] = None,
+    sweep: Annotated[Path | None, typer.Argument(help="YAML file with the keys of docs/compare.md.")] = None,
+    preset: Annotated[Preset | None, typer.Option(help="Built-in sweep.")] = None,
+    lengths: Annotated[str | None, typer.Option(metavar="LIST", help="Tokens per example, such as 512,1024.")] = None,
+    projected_lengths: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Projected lengths K, such as 64,128.")
+    ] = None,
     implementations: Annotated[
-        str | None, typer.Option(metavar="LIST", help="What to compare.", autocompletion=last_of("NAMES"))
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Implementations, such as linformer-kit.", autocompletion=complete_last_item("NAMES")
+        ),
     ] = None,
     subjects: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="layer,encoder,encoder-decoder,…", autocompletion=last_of("SUBJECTS")),
+        typer.Option(
+            metavar="LIST", help="Subjects, such as layer,encoder.", autocompletion=complete_last_item("SUBJECTS")
+        ),
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(metavar="LIST", help="forward,training,generation,…", autocompletion=last_of("STEPS"))
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Steps, such as forward,training.", autocompletion=complete_last_item("STEPS")
+        ),
     ] = None,
     backends: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="torch,keras-torch,keras-jax,…", autocompletion=last_of("BACKENDS")),
+        typer.Option(
+            metavar="LIST", help="Backends, such as torch,keras-jax.", autocompletion=complete_last_item("BACKENDS")
+        ),
     ] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens per batch; 0: as many as memory and time allow.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, …")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds of a call; slower calls are not timed.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Time limit per call in seconds.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="The CSV (default: key output, name of the preset, or compare.csv).")
+        Path | None, typer.Option(help="Output CSV (default: `output` of the sweep, or the name of the preset).")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard earlier measurements in that CSV.")] = False,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Only show the CSV and evaluate the targets; measure nothing.")
+        bool, typer.Option("--summary", help="Show the CSV and evaluate its targets without measuring.")
     ] = False,
 ) -> None:
     """Measure time and memory of implementations; one CSV, resumable."""
@@ -294,7 +311,7 @@ def compare(
         **{"subjects": subjects, "steps": steps, "backends": backends},
         **{"tokens": tokens, "device": device, "time_limit": time_limit},
     }
-    with short_errors():
+    with report_user_errors():
         from .bench.compare import run
 
         values = {name: value for name, value in flags.items() if value is not None}
@@ -313,8 +330,9 @@ def plot(
     what: Annotated[
         What | None,
         typer.Option(
-            help="Time and memory over length; the paper's Table 3; metrics over steps; final metric over K; final "
-            "metric by sharing; attention weights on a text; columns of E. The default depends on the inputs."
+            help="costs: time and memory over length; paper-table: the paper's Table 3; learning: metrics over steps; "
+            "quality: final metric over K; sharing: final metric by sharing; heads: attention weights on a text; "
+            "slots: columns of E. The default depends on the inputs."
         ),
     ] = None,
     text: Annotated[str | None, typer.Option(help="Text or text file, for heads and for slots of `dynamic`.")] = None,
@@ -323,7 +341,7 @@ def plot(
     ),
 ) -> None:
     """Draw figures of benchmark tables, runs, models and spectra."""
-    with short_errors():
+    with report_user_errors():
         from .report.plot import plot
 
         for path in plot(paths, what.value if what else None, text, output):
@@ -341,7 +359,7 @@ def report(
     output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Write a self-contained HTML page: configurations, results, differences, figures, examples and environments."""
-    with short_errors():
+    with report_user_errors():
         from .report.report import report
 
         report(paths, output)
@@ -362,7 +380,7 @@ def spectrum(
     output: Annotated[Path, typer.Option(help="Directory for tables, figures and the suggested K.")] = Path("spectrum"),
 ) -> None:
     """Measure the rank of a model's attention (the paper's Figure 1) and suggest a K for each layer."""
-    with short_errors():
+    with report_user_errors():
         from rich.console import Console
 
         from .analysis.spectrum import spectrum

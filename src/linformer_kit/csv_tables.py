@@ -33,6 +33,29 @@ def read_rows(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
+def read_table(path: Path, columns: tuple[str, ...]) -> list[Row]:
+    """The rows of a table that this version has written, with exactly these columns; other files are a `UserError`."""
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file)
+        try:
+            rows, found = list(reader), reader.fieldnames or []
+        except csv.Error as error:
+            raise UserError(f"{path} cannot be read as CSV: {error}; choose another file") from None
+    missing = [name for name in columns if name not in found]
+    unknown = [name for name in found if name not in columns]
+    if missing or unknown:
+        what = f"it lacks the column {missing[0]}" if missing else f"it has an unknown column {unknown[0]}"
+        raise UserError(
+            f"{path} is not a table of this version: {what}; choose another file, or measure again with --fresh"
+        )
+    for place, row in enumerate(rows, start=1):
+        if None in row or None in row.values():
+            raise UserError(
+                f"{path} is damaged: row {place} has more or fewer values than there are columns; measure it again"
+            )
+    return rows
+
+
 def as_text(value: object) -> str:
     """A value as it is stored: floats with six digits, None as an empty cell."""
     if value is None:
@@ -70,20 +93,8 @@ class Table:
         self.path = path
         self.keys = keys
         self.values = values
-        self._rows: dict[tuple[str, ...], Row] = {}
-        if path.exists():
-            self._load()
-
-    def _load(self) -> None:
-        with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
-            reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != self.keys + self.values:
-                raise UserError(
-                    f"{self.path} has the columns {', '.join(reader.fieldnames or ['none'])}, which this version does "
-                    "not write; move it away, or measure again with --fresh"
-                )
-            for row in reader:
-                self._rows[self._key(row)] = row
+        rows = read_table(path, keys + values) if path.exists() else []
+        self._rows = {self._key(row): row for row in rows}
 
     def _key(self, row: Mapping[str, object]) -> tuple[str, ...]:
         return tuple(as_text(row.get(name)) for name in self.keys)
@@ -104,22 +115,9 @@ class Table:
         copy._rows = {key: row for key, row in self._rows.items() if is_wanted(row)}
         return copy
 
-    def number(self, column: str, **key: object) -> float | None:
-        """One number; None if it was not measured."""
-        row = self.get(**key)
-        return float(row[column]) if row and row[column] else None
-
     def put(self, rows: list[dict[str, object]]) -> None:
         """Add or update rows, and write the file."""
         for new in rows:
             row = self._rows.setdefault(self._key(new), dict.fromkeys(self.keys + self.values, ""))
-            unknown = new.keys() - row.keys()
-            if unknown:
-                raise KeyError(f"{self.path.name} has no column {', '.join(sorted(unknown))}")
             row.update({name: as_text(value) for name, value in new.items()})
         write_text(self.path, as_csv(self.keys + self.values, self._rows.values()))
-
-
-def line(table: Table, column: str, **wanted: object) -> list[tuple[float, float]]:
-    """(length, number) of the rows that have the number, sorted by length."""
-    return sorted((float(row["length"]), float(row[column])) for row in table.rows(**wanted) if row[column])

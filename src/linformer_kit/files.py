@@ -132,7 +132,7 @@ def check_writable(directory: Path, remedy: str) -> None:
     """
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir():
-        raise UserError(f"{existing} is a file where a directory is needed; {remedy}")
+        raise UserError(f"{existing} is a file, not a directory; {remedy}")
     try:
         # trying is the only sure way: disks fill up, mounts are read-only, and root may write anywhere
         tempfile.TemporaryFile(dir=existing).close()

@@ -44,6 +44,8 @@ def converted(value: Any, kind: Any, path: str) -> Any:
             raise UserError(f"{path} is {number}; it must be {bounds.words}")
         return number
     kind = bare(kind)
+    if kind is Any:
+        return value
     origin = get_origin(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         return converted_section({} if value is None else value, kind, path)
@@ -57,7 +59,7 @@ def converted(value: Any, kind: Any, path: str) -> Any:
     if origin is list and isinstance(value, list):
         return [converted(item, get_args(kind)[0], f"{path}[{index}]") for index, item in enumerate(value)]
     if origin is dict and (value is None or isinstance(value, dict)):
-        return value or {}
+        return {key: converted(item, get_args(kind)[1], join(path, key)) for key, item in (value or {}).items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max
     if kind is float and is_number:
         return float(value)
@@ -72,7 +74,7 @@ def converted(value: Any, kind: Any, path: str) -> Any:
 def converted_section(value: Any, kind: Any, path: str) -> Any:
     """Convert a mapping to the dataclass `kind`."""
     if not isinstance(value, Mapping):
-        raise UserError(f"{path or 'the configuration'} is {describe(value)}; allowed: keys and values")
+        raise UserError(f"{path or 'the configuration'} is {describe(value)}; allowed: a mapping")
     hints = get_type_hints(kind, include_extras=True)
     names = {key_of(item.name): item.name for item in fields(kind)}
     for key in value:
@@ -98,17 +100,15 @@ def converted_field(value: Any, kind: Any, path: str) -> Any:
 
 
 def unknown_key(path: str, key: Any, names: list[str]) -> UserError:
-    hint = nearest_of(key, names)
-    return UserError(
-        f"there is no key {join(path, str(key))}{hint or '; '}{' ' if hint else ''}allowed here: {', '.join(names)}"
-    )
+    hint = nearest_of(key, names) or ";"
+    return UserError(f"there is no key {join(path, str(key))}{hint} allowed: {', '.join(names)}")
 
 
 def allowed(kind: Any) -> str:
     """Describe the values that a type allows.
 
     >>> allowed(int | None), allowed(Literal["a", "b"])
-    ('a whole number or nothing', 'a, b')
+    ('an integer or null', 'a, b')
     """
     if (bounds := bounds_of(kind)) is not None:
         return f"{allowed(bare(kind))}, {bounds.words}"
@@ -118,23 +118,29 @@ def allowed(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
     if get_origin(kind) is list:
-        items = {int: "whole numbers", float: "numbers", str: "texts"}
+        items = {int: "integers", float: "numbers", str: "strings"}
         return f"a list of {items.get(get_args(kind)[0]) or allowed(get_args(kind)[0])}"
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "nothing"}
-    return names.get(kind, "keys and values")
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", types.NoneType: "null"}
+    return names.get(kind, "a mapping")
 
 
 def describe(value: Any) -> str:
     """Describe a value and its type.
 
     >>> describe(0.5), describe("a"), describe(None)
-    ('the number 0.5', "the text 'a'", 'nothing')
+    ('the number 0.5', "the string 'a'", 'null')
     """
     if value is None:
-        return "nothing"
+        return "null"
     if isinstance(value, bool):
         return f"{str(value).lower()}"
-    kinds = {int: "the number", float: "the number", str: "the text", dict: "the keys", list: "the list"}
+    kinds = {
+        int: "the number",
+        float: "the number",
+        str: "the string",
+        dict: "a mapping with the keys",
+        list: "the list",
+    }
     shown = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
     return f"{kinds.get(type(value), 'the value')} {shown}"
 

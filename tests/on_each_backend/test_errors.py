@@ -20,7 +20,7 @@ IDS = np.random.default_rng(0).integers(1, 30, (4, 20))
         ({"projection": "liner"}, "projection is 'liner'; it must be one of .* did you mean 'linear'"),
         ({"projection": "none"}, "for full attention use projection_dim=None"),
         ({"projection": "mean", "sharing": "none"}, "projection='mean' has no matrices"),
-        ({"projection": "dynamic", "rescale": True}, "rescale=True makes up for the rows of E"),
+        ({"projection": "dynamic", "rescale": True}, "rescale=True compensates for rows of E"),
         ({"max_length": 0}, "max_length is 0"),
         ({"sliding_window": 3}, "no window can be cut out of them"),
         ({"num_heads": 0}, "num_heads is 0"),

@@ -26,10 +26,10 @@ class Encoder(NamedTuple):
 
 
 def load_encoder(source: str) -> Encoder:
-    """The model of a directory, a run, or a name on the hub; of an encoder-decoder, its encoder."""
+    """The model of a directory, a run, or a name on the Hub; of an encoder-decoder, its encoder."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every attempt to reach the hub
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every attempt to reach the Hub
     directory = open_run(Path(source))[0].model if Path(source, CONFIG_NAME).is_file() else source
     safe: dict[str, Any] = {"trust_remote_code": False}  # without asking
     try:
@@ -38,11 +38,11 @@ def load_encoder(source: str) -> Encoder:
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **safe)
         options = {"attn_implementation": "eager", "output_attentions": True, "use_safetensors": True, **safe}
         model, loading_info = auto_class.from_pretrained(directory, output_loading_info=True, **options)
-    except Exception as error:  # of the hub, the file system or a parser
+    except Exception as error:  # of the Hub, the file system or a parser
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"MODEL is {source!r}: not a run, not a directory with a model (safetensors) and its tokenizer, and it "
-            f"cannot be loaded from the hub ({reason})"
+            f"cannot be loaded from the Hub ({reason})"
         ) from None
     encoder = (model.get_encoder() if config.is_encoder_decoder else model).eval()
     check_weights(source, model, encoder, loading_info)
@@ -51,7 +51,7 @@ def load_encoder(source: str) -> Encoder:
 
 
 def display_name(source: str) -> str:
-    """The last two parts of a directory's path, or the name on the hub; a whole path would show the user's machine."""
+    """The last two parts of a directory's path, or the name on the Hub; a whole path would show the user's machine."""
     directory = Path(source)
     return "/".join(directory.resolve().parts[1:][-2:]) if directory.is_dir() else source
 
@@ -87,7 +87,24 @@ def longest_input(model: Any) -> int | None:
     return most if most is not None and most > 0 else None  # XLNet has −1
 
 
-# pieces
+# texts and their pieces
+
+
+def read_text_file(path: Path) -> str:
+    """The text of a UTF-8 file; raises if it is not text, or empty."""
+    if path.is_dir():
+        raise UserError(f"--text is {path}, a directory; give a file in it")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"--text is {path}, which cannot be read ({error.strerror}); give a UTF-8 text file") from None
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise UserError(f"--text is {path}, which is not UTF-8 text; give a plain text file")
+    if not text.strip():
+        raise UserError(f"--text is {path}, which is empty; give a file with text")
+    return text
 
 
 def cut_pieces(encoder: Encoder, texts: list[str], length: int, pieces: int) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,50 +14,26 @@ from .singular_values import SHARES, Curves, quarter, rank_for_share, stored_poi
 CURVES, RANKS, LAYERS = "spectrum.csv", "ranks.csv", "layers.csv"
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """For every layer the curves of its heads, (heads, k), averaged over the pieces."""
-
-    name: str
-    layers: list[Curves]
-    length: int
-    pieces: int
-    is_causal: bool
-
-    @property
-    def source(self) -> str:
-        return describe_source(self.name, self.pieces, self.length)
-
-
-def describe_source(model: str, pieces: int, length: int) -> str:
-    """
-    >>> describe_source("bert", 1, 4096)
-    'bert, 1 piece of 4,096 tokens'
-    """
-    return f"{model}, {pieces} {'piece' if pieces == 1 else 'pieces'} of {length:,} tokens"
-
-
 # writing
 
 
-def write_tables(spectrum: Spectrum, error: float, directory: Path) -> None:
-    heads = [
-        (layer, head, curve) for layer, curves in enumerate(spectrum.layers, 1) for head, curve in enumerate(curves, 1)
-    ]
+def write_tables(directory: Path, layers: list[Curves], error: float, *, model: str, length: int, pieces: int) -> None:
+    """Write the curves of the heads of every layer, (heads, k), and the K that loses at most `error` in each layer."""
+    heads = [(layer, head, curve) for layer, curves in enumerate(layers, 1) for head, curve in enumerate(curves, 1)]
     points = [
         {"layer": str(layer), "head": str(head), "k": str(k), "share": as_text(float(curve[k - 1]))}
         for layer, head, curve in heads
         for k in stored_points(len(curve))
     ]
-    same = {"model": spectrum.name, "length": str(spectrum.length), "pieces": str(spectrum.pieces)}
+    same = {"model": model, "length": str(length), "pieces": str(pieces)}
     ranks = [{"layer": str(layer), "head": str(head), **same, **ranks_of(curve)} for layer, head, curve in heads]
     write_rows(directory / CURVES, points)
     write_rows(directory / RANKS, ranks)
-    write_rows(directory / LAYERS, layer_rows(spectrum.layers, error))
+    write_rows(directory / LAYERS, layer_rows(layers, error))
 
 
 def ranks_of(curve: Curves) -> Row:
-    """The k that hold 90, 95 and 99 %."""
+    """The k that hold 90, 95 and 99%."""
     return {name: str(rank_for_share(curve, share)) for name, share in SHARES.items()}
 
 
@@ -82,7 +57,8 @@ def read_tables(directory: Path) -> tuple[list[Layer], list[Row], str]:
     """The layers to draw, the rows of layers.csv, and what was measured."""
     try:
         curves, ranks, rows = (read_rows(directory / name) for name in (CURVES, RANKS, LAYERS))
-        source = describe_source(ranks[0]["model"], int(ranks[0]["pieces"]), int(ranks[0]["length"]))
+        pieces, length = int(ranks[0]["pieces"]), int(ranks[0]["length"])
+        source = f"{ranks[0]['model']}, {pieces} {'piece' if pieces == 1 else 'pieces'} of {length:,} tokens"
         layers = [read_layer(row, curves, ranks) for row in rows]
         if not layers:
             raise ValueError(f"{LAYERS} has no rows")

@@ -7,9 +7,8 @@ enough, and measures its peak memory. Those that pass are then timed in interlea
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,15 @@ from rich.table import Table as RichTable
 from ..csv_tables import Row, Table, as_text
 from ..errors import Stopped, UserError
 from ..files import check_writable, lock
-from ..formatting import format_duration, format_size
+from ..formatting import format_duration, format_size, say
 from . import paper_table, targets
 from .implementations import IMPLEMENTATIONS, version_of
 from .isolated import Isolated, measure_isolated, measure_rounds
 from .machine import describe_machine, timed_code
 from .measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing, as_row, available_bytes
-from .point import FULL, RENAMED, TRAINING_SUBJECTS, Point
-from .result_table import FACTS, KEYS, open_table
-from .sweep import LISTS, PAPER_TABLE_3, PRESETS, Group, Sweep, read_keys, read_sweep, split_list
+from .point import FULL, TRAINING_SUBJECTS, Point
+from .result_table import FACTS, baseline_of, open_table
+from .sweep import LISTS, PAPER_TABLE_3, PRESETS, Sweep, read_keys, read_sweep, split_list
 
 # share of the available memory that the largest possible batch may need, since rounds hold the batches of all points
 USABLE_MEMORY = 0.5
@@ -58,7 +57,7 @@ def run(
         raise UserError(f"there is no table {output} to summarize; run without --summary first")
     table = open_table(output) if summary else compare(sweep, output, fresh, console)
     rows, written = list(table.rows()), [output]
-    show(table, console)
+    show(rows, console)
     if sweep.targets:
         written.append(output.with_name(f"{output.stem}_targets.csv"))
         targets.publish(sweep.targets, rows, sweep.lengths, written[-1], console)
@@ -79,48 +78,45 @@ def compare(sweep: Sweep, path: Path, fresh: bool, console: Console) -> Table:
     ):
         if fresh:
             path.unlink(missing_ok=True)
-        comparison = Comparison(sweep, open_table(path))
+        comparison = Comparison(sweep, open_table(path), console)
         comparison.require_same_facts()
         try:
-            comparison.run(console)
+            comparison.run()
         except KeyboardInterrupt:
             raise Stopped(f"Stopped. {path} keeps what was measured; the same command resumes.", 130) from None
     return comparison.table
 
 
-@dataclass(frozen=True)
-class Task:
-    """A part of the run whose result is stored when it is done."""
-
-    name: str
-    is_done: Callable[[], bool]
-    run: Callable[[], Iterable[str]]  # yields lines to print
-
-
 class Comparison:
-    """A table, and the tasks that fill it."""
+    """A table, and the measurements that fill it."""
 
-    def __init__(self, sweep: Sweep, table: Table):
+    def __init__(self, sweep: Sweep, table: Table, console: Console):
         self.sweep = sweep
         self.table = table
+        self.console = console
         self.machine = describe_machine()
-        # since this command started
-        self.tried: set[Point] = set()
-        self.timed: set[str] = set()
 
-    def run(self, console: Console) -> None:
+    def run(self) -> None:
         """Measure what is missing."""
         if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
-            console.print("[yellow]Other programs are running: layers with many small operations will look slow.[/]")
+            self.console.print("[yellow]The machine is busy; timings are unreliable.")
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        tasks = self.tasks()
-        with Progress(*columns, console=console) as progress:
-            bar = progress.add_task("", total=len(tasks))
-            for task in tasks:
-                progress.update(bar, description=task.name)
-                if not task.is_done():
-                    for text in task.run():
-                        console.print(text, highlight=False, soft_wrap=True)
+        groups = self.sweep.groups()
+        with Progress(*columns, console=self.console) as progress:
+            bar = progress.add_task("", total=sum(len(points) + 1 for points in groups))
+            for points in groups:
+                name = group_name(points)
+                if not self.sweep.batch and not self.sweep.tokens:
+                    progress.update(bar, description=f"{name}: batch")
+                    points = self.in_largest_batches(points)
+                progress.update(bar, description=f"{name}: isolated")
+                for point in points:
+                    if not self.is_tried(point):
+                        self.isolate(point, points)
+                    progress.advance(bar)
+                progress.update(bar, description=f"{name}: rounds")
+                if not self.is_timed(points):
+                    self.time(points)
                 progress.advance(bar)
 
     # facts that the numbers depend on
@@ -142,10 +138,9 @@ class Comparison:
         remedy = "choose another file with --output, or measure everything again with --fresh"
         for row in self.table.rows():
             if row["implementation"] not in IMPLEMENTATIONS:
-                current = RENAMED.get(row["implementation"])
-                what = f"is now called {current}" if current else "this version does not know"
                 raise UserError(
-                    f"{self.table.path} has the implementation {row['implementation']!r}, which {what}; {remedy}"
+                    f"{self.table.path} has the implementation {row['implementation']!r}, which this version does not "
+                    f"know; {remedy}"
                 )
             now = self.facts(row["implementation"], row["subject"], row["backend"])
             for name in FACTS:
@@ -155,56 +150,28 @@ class Comparison:
                         f"numbers could not be compared with those; {remedy}"
                     )
 
-    # tasks
+    # measuring
 
-    def tasks(self) -> list[Task]:
-        tasks = []
-        for group in self.sweep.groups():
-            if self.needs_probe:
-                tasks.append(Task(f"{group}: batch", partial(self.is_probed, group), partial(self.probe, group)))
-            count = len(group.points())
-            for index in range(count):
-                name = f"{group}: isolated, {index + 1} of {count}"
-                tasks.append(Task(name, partial(self.is_tried, group, index), partial(self.isolate, group, index)))
-            tasks.append(Task(f"{group}: rounds", partial(self.is_timed, group), partial(self.time, group)))
-        return tasks
+    def in_largest_batches(self, points: list[Point]) -> list[Point]:
+        """The points in batches of the largest size that fits for all; it is found once and kept in the table."""
+        first = points[0]
+        same = {name: getattr(first, name) for name in ("subject", "step", "backend", "length")}
+        known = next(self.table.rows(**same), None)
+        batch = int(known["batch"]) if known else self.probe(points)
+        points = [replace(point, batch=batch) for point in points]
+        if not known:
+            self.table.put([self.row(point) for point in points])
+            say(self.console, f"{group_name(points)}: batches of {batch:,}")
+        return points
 
-    @property
-    def needs_probe(self) -> bool:
-        return not self.sweep.batch and not self.sweep.tokens
-
-    def is_probed(self, group: Group) -> bool:
-        return self.known_batch(group) is not None
-
-    def points(self, group: Group) -> list[Point]:
-        return group.points(self.known_batch(group))
-
-    def rivals(self, group: Group) -> list[Point]:
-        """All points that are timed together: those of this sweep, and earlier ones of the same group and batch."""
-        points = self.points(group)
-        sizes = {(point.length, point.batch) for point in points}
-        wanted = {"subject": group.subject, "step": group.step, "backend": group.backend, "phase": ""}
-        earlier = [point_from(row, self.sweep) for row in self.table.rows(**wanted) if row["memory_status"]]
-        return list(dict.fromkeys([*points, *(point for point in earlier if (point.length, point.batch) in sizes)]))
-
-    def known_batch(self, group: Group) -> int | None:
-        """The batch size found by `probe`; None if it has not run, or if the sweep sets the batch size."""
-        if not self.needs_probe:
-            return None
-        wanted = {"subject": group.subject, "step": group.step, "backend": group.backend, "length": group.lengths[0]}
-        found = next(self.table.rows(**wanted), None)
-        return int(found["batch"]) if found else None
-
-    def probe(self, group: Group) -> Iterable[str]:
-        """Find the largest batch that fits for all points, from trials of the largest K and of those without K."""
-        examples = max(1, PROBE_TOKENS // group.lengths[0])
-        candidates = group.points(examples)
-        rows = [point.projected_length for point in candidates if point.projected_length is not None]
-        probed = [point for point in candidates if point.projected_length in (None, max(rows, default=None))]
+    def probe(self, points: list[Point]) -> int:
+        """The largest batch that fits for all points, from trials of the largest K and of those without K."""
+        examples = max(1, PROBE_TOKENS // points[0].length)
+        rows = [point.projected_length for point in points if point.projected_length is not None]
+        probed = [point for point in points if point.projected_length in (None, max(rows, default=None))]
         limit, free = self.sweep.time_limit, free_bytes(self.sweep.device)
-        batch = min(largest_batch(measure_isolated(point, limit), examples, limit, free) for point in probed)
-        self.table.put([self.row(point) for point in group.points(batch)])
-        yield f"{group}: batches of {batch:,}"
+        trials = (measure_isolated(replace(point, batch=examples), limit) for point in probed)
+        return min(largest_batch(found, examples, limit, free) for found in trials)
 
     def row(self, point: Point, phase: str = "", **found: object) -> dict[str, object]:
         return {**point.key(phase), **found, **self.facts(point.implementation, point.subject, point.backend)}
@@ -212,43 +179,44 @@ class Comparison:
     def found(self, point: Point) -> Row:
         return self.table.get(**point.key()) or {}
 
-    def is_tried(self, group: Group, index: int) -> bool:
+    def is_tried(self, point: Point) -> bool:
         """Whether a point was tried.
 
         A new command retries points that failed or did not fit, and with a higher time limit those that were too slow.
         """
-        point = self.points(group)[index]
         found = self.found(point)
         status = found.get("memory_status", "")
-        if status in (OUT_OF_MEMORY, FAILED):
-            return point in self.tried
         if status == OVER_TIME_LIMIT:
-            return point in self.tried or self.sweep.time_limit <= float(found["time_limit"])
-        return bool(status)
+            return self.sweep.time_limit <= float(found["time_limit"])
+        return status not in ("", OUT_OF_MEMORY, FAILED)
 
-    def is_timed(self, group: Group) -> bool:
-        """Whether all were timed; a point that fits alone but failed next to the others is tried once more."""
-        rows = [self.found(point) for point in self.rivals(group)]
-        failed_together = any(
-            row.get("memory_status") == OK and row.get("status") in (OUT_OF_MEMORY, FAILED) for row in rows
+    def rivals(self, points: list[Point]) -> list[Point]:
+        """All points that are timed together: those of this sweep, and earlier ones of the same group and batch."""
+        sizes = {(point.length, point.batch) for point in points}
+        wanted = {**{name: getattr(points[0], name) for name in ("subject", "step", "backend")}, "phase": ""}
+        earlier = [point_from(row, self.sweep) for row in self.table.rows(**wanted) if row["memory_status"]]
+        return list(dict.fromkeys([*points, *(point for point in earlier if (point.length, point.batch) in sizes)]))
+
+    def is_timed(self, points: list[Point]) -> bool:
+        """Whether all were timed; a new command retries a point that fits alone but failed next to the others."""
+        rows = [self.found(point) for point in self.rivals(points)]
+        return all(
+            row.get("status") and not (row["memory_status"] == OK and row["status"] in (OUT_OF_MEMORY, FAILED))
+            for row in rows
         )
-        return all(row.get("status") for row in rows) and (not failed_together or str(group) in self.timed)
 
-    def isolate(self, group: Group, index: int) -> Iterable[str]:
+    def isolate(self, point: Point, points: list[Point]) -> None:
         """Check a point, measure its memory, and record whether it can be timed."""
-        point = self.points(group)[index]
         found = self.refusal(point) or measure_isolated(point, self.sweep.time_limit)
-        self.tried.add(point)
-        peak_mib = None if found.peak_bytes is None else found.peak_bytes / 2**20
         if found.status == OK:  # all points of a group share their rounds, so earlier times are discarded
-            rivals = [rival for rival in self.rivals(group) if self.found(rival)]
+            rivals = [rival for rival in self.rivals(points) if self.found(rival).get("memory_status") == OK]
             self.table.put([{**self.row(rival), **as_row(Timing(""))} for rival in rivals])
-        measured: dict[str, Any] = {"memory_status": found.status, "peak_mib": peak_mib, "note": found.note}
+        measured: dict[str, Any] = {"memory_status": found.status, "peak_mib": found.peak_mib, "note": found.note}
         measured |= {"time_limit": self.sweep.time_limit, "status": None if found.status == OK else found.status}
         columns = {**found.columns, "": found.columns.get("", {}) | measured}
         self.table.put([self.row(point, phase, **values) for phase, values in columns.items()])
-        words = (found.status if peak_mib is None else format_size(peak_mib), found.note)
-        yield f"{point}: {'; '.join(filter(None, words))}"
+        words = (found.status if found.peak_mib is None else format_size(found.peak_mib), found.note)
+        say(self.console, f"{point}: {'; '.join(filter(None, words))}")
 
     def refusal(self, point: Point) -> Isolated | None:
         """The result of a point that is not tried: smaller inputs did not fit or took too long, or it was wrong."""
@@ -265,24 +233,22 @@ class Comparison:
                 return Isolated(status, note=f"same result at N={length:,}; not tried")
         return None
 
-    def time(self, group: Group) -> Iterable[str]:
+    def time(self, points: list[Point]) -> None:
         """Time all points that passed in interleaved rounds."""
-        points = self.rivals(group)
-        self.timed.add(str(group))
-        timings = {point: Timing(status) for point in points if (status := self.found(point)["memory_status"]) != OK}
-        passed = [point for point in points if point not in timings]
-        if passed:
-            timings |= measure_rounds(passed, self.sweep.seconds, self.sweep.rounds, self.holds_memory(passed))
+        passed = [point for point in self.rivals(points) if self.found(point)["memory_status"] == OK]
+        if not passed:
+            return
+        timings = measure_rounds(passed, self.sweep.seconds, self.sweep.rounds, self.holds_memory(passed))
         self.table.put(
             [
-                self.row(point, phase, **as_row(timing), **({"share": timing.share} if phase else {}))
-                for point in points
-                for phase, timing in {"": timings[point], **timings[point].phases}.items()
+                self.row(point, phase, **as_row(timing), share=timing.share, note=timing.note)
+                for point, whole in timings.items()
+                for phase, timing in {"": whole, **whole.phases}.items()
             ]
         )
-        for point in points:
-            median = timings[point].median
-            yield f"{point}: {timings[point].status if median is None else format_duration(median)}"
+        for point, timing in timings.items():
+            words = (timing.status if timing.median is None else format_duration(timing.median), timing.note)
+            say(self.console, f"{point}: {'; '.join(filter(None, words))}")
 
     def holds_memory(self, points: list[Point]) -> bool:
         """Whether freed memory is kept between calls; not if a call needs a large part of the available memory."""
@@ -291,6 +257,18 @@ class Comparison:
         most = max((float(self.found(point)["peak_mib"] or 0) * 2**20 for point in points), default=0.0)
         available = available_bytes()
         return available is None or most < USABLE_MEMORY * available
+
+
+def group_name(points: Sequence[Point]) -> str:
+    """
+    >>> group_name([Point("layer", "forward", FULL, length, None, 1) for length in (512, 1024)])
+    'layer, forward, N=512–1,024'
+    """
+    first = points[0]
+    lengths = "–".join(f"{length:,}" for length in dict.fromkeys((first.length, points[-1].length)))
+    return ", ".join(
+        [*([] if first.backend == "torch" else [first.backend]), first.subject, first.step, f"N={lengths}"]
+    )
 
 
 def point_from(row: Row, sweep: Sweep) -> Point:
@@ -331,16 +309,16 @@ def largest_batch(found: Isolated, examples: int, time_limit: float, free_bytes:
 # on the screen
 
 
-def show(table: Table, console: Console) -> None:
+def show(rows: Sequence[Row], console: Console) -> None:
     """One table per backend, subject and step, with the ratio to full attention."""
-    rows = sorted(table.rows(phase=""), key=lambda row: int(row["length"]))
+    rows = sorted((row for row in rows if not row["phase"]), key=lambda row: int(row["length"]))
     for title in dict.fromkeys(title_of(row) for row in rows):
         screen = RichTable(title=title, caption=f"ratio: {FULL} ÷ this row", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in ("N", "B", "implementation", "K", "time", "spread", "ratio", "memory"):
             screen.add_column(heading, no_wrap=True, justify="left" if heading == "implementation" else "right")
         for row in rows:
             if title_of(row) == title:
-                screen.add_row(*texts_of(row, table))
+                screen.add_row(*texts_of(row, baseline_of(row, rows)))
         console.print(screen)
 
 
@@ -348,11 +326,10 @@ def title_of(row: Row) -> str:
     return ", ".join([*([] if row["backend"] == "torch" else [row["backend"]]), row["subject"], row["step"]])
 
 
-def texts_of(row: Row, table: Table) -> list[str]:
+def texts_of(row: Row, baseline: Row | None) -> list[str]:
     """The cells of a row."""
-    full = {**{name: row[name] for name in KEYS}, "implementation": FULL, "projected_length": "", "block_length": ""}
     fastest, median, slowest = (float(row[f"seconds_{name}"] or "nan") for name in ("fastest", "median", "slowest"))
-    baseline = table.number("seconds_median", **{**full, "variant": ""})
+    of_baseline = float(baseline["seconds_median"] or 0) if baseline else 0.0
     is_timed = row["status"] == OK
     K = f"{row['projected_length']} per {row['block_length']}" if row["block_length"] else row["projected_length"]
     return [
@@ -361,7 +338,7 @@ def texts_of(row: Row, table: Table) -> list[str]:
         ", ".join(filter(None, (row["implementation"], row["variant"]))),
         K,
         format_duration(median) if is_timed else row["status"],
-        f"±{50 * (slowest - fastest) / median:.0f} %" if is_timed else "",
-        f"{baseline / median:.2f}×" if baseline and is_timed else "",
+        f"±{50 * (slowest - fastest) / median:.0f}%" if is_timed else "",
+        f"{of_baseline / median:.2f}×" if of_baseline and is_timed else "",
         format_size(float(row["peak_mib"])) if row["peak_mib"] else row["memory_status"],
     ]

@@ -4,7 +4,6 @@ Shapes: B batch, N length, C hidden size.
 """
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from ..models.projection_linformer import LinearProjection
 from .checks import require_model_agreement
 from .layers import copy_to_linformer, copy_to_linformer_pytorch
 from .point import CHECKED_BATCH, CHECKED_LENGTH, FULL_EAGER, LINFORMER_PYTORCH, Point
+from .workload import Build, Workload, torch_workload
 
 VOCABULARY = 8192
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -46,16 +46,12 @@ def random_ids(batch: int, length: int) -> Tensor:
     return torch.randint(5, VOCABULARY, (batch, length))
 
 
-def our_encoder(point: Point, **options: Any) -> LinformerModel:
+def our_encoder(point: Point) -> LinformerModel:
     """Our encoder without dropout; post-norm for linformer-pytorch, which supports nothing else."""
-    options |= {"norm_first": point.implementation != LINFORMER_PYTORCH, "sharing": point.sharing}
-    if point.projected_length is None:
-        options |= {"projection": "none", "sharing": "headwise"}
-    else:
-        options |= {"projection": point.projection, "projected_length": point.projected_length}
-    attention = "eager" if point.implementation == FULL_EAGER else "sdpa"
-    config = LinformerConfig(**config_options(point), **NO_DROPOUT, **options, attn_implementation=attention)
-    model = LinformerModel(config)
+    options = {**config_options(point), **NO_DROPOUT, **point.projection_options}
+    options["norm_first"] = point.implementation != LINFORMER_PYTORCH
+    options["attn_implementation"] = "eager" if point.implementation == FULL_EAGER else "sdpa"
+    model = LinformerModel(LinformerConfig(**options))
     for module in model.modules():
         if isinstance(module, LinearProjection):
             # rows of unit variance, also for the few tokens of a check; with segment means most would be 0
@@ -67,7 +63,7 @@ def our_encoder(point: Point, **options: Any) -> LinformerModel:
 
 
 class PackageEncoder(nn.Module):
-    """The layers of another package between our embeddings and our last norm."""
+    """The layers of another package between our embeddings and our last norm, and nothing that costs memory."""
 
     def __init__(self, ours: LinformerModel, stack: nn.Module):
         super().__init__()
@@ -81,9 +77,32 @@ class PackageEncoder(nn.Module):
         return BaseModelOutput(last_hidden_state=self.norm(self.stack(x_BNC)))
 
 
+class PackageLayers(nn.Module):
+    """All layers of another package, in the place of the layers of our model, for the trainer."""
+
+    def __init__(self, stack: nn.Module):
+        super().__init__()
+        self.stack = stack
+
+    def forward(self, x_BNC: Tensor, mask_BN: Tensor | None, *others: Any, **options: Any) -> tuple[Tensor, None, None]:
+        if mask_BN is not None:
+            raise ValueError("other packages ignore masks; all examples must have the same length")
+        return self.stack(x_BNC), None, None  # as `LinformerLayer`: hidden states, and no attention weights
+
+
 def linformer_encoder(point: Point) -> nn.Module:
     ours = our_encoder(point)
     return PackageEncoder(ours, linformer_stack(ours))
+
+
+def linformer_trainer_encoder(point: Point) -> nn.Module:
+    return with_linformer_layers(our_encoder(point))
+
+
+def with_linformer_layers(model: Any) -> nn.Module:
+    """Our model with the layers of the package `linformer`; everything else stays."""
+    model.layers = nn.ModuleList([PackageLayers(linformer_stack(model))])
+    return model
 
 
 def linformer_stack(ours: LinformerModel) -> nn.Module:
@@ -111,7 +130,7 @@ def linformer_pytorch_encoder(point: Point) -> nn.Module:
     ours = our_encoder(point)
     options = {"dropout": 0.0, "dropout_ff": 0.0, "activation": "gelu", "parameter_sharing": "headwise"}
     sizes = {"dim_ff": 4 * point.hidden_size, "nhead": point.num_heads, "depth": point.num_layers}
-    stack = Linformer(point.length, point.hidden_size, point.rows, **sizes, **options)
+    stack = Linformer(point.length, point.hidden_size, point.projected_length, **sizes, **options)
     for layer, attention, feed_forward in zip(ours.layers, stack.seq[::2], stack.seq[1::2], strict=True):
         copy_to_linformer_pytorch(layer.attention, attention.fn)
         copy_feed_forward(layer, attention, feed_forward, "w_1", "w_2")
@@ -137,10 +156,6 @@ def copy_feed_forward(layer: Any, attention: Any, feed_forward: Any, inner: str,
 def bert(point: Point, attention: str = "sdpa") -> nn.Module:
     config = transformers.BertConfig(**config_options(point), **NO_DROPOUT, attn_implementation=attention)
     return transformers.BertModel(config, add_pooling_layer=False)
-
-
-def bert_eager(point: Point) -> nn.Module:
-    return bert(point, "eager")
 
 
 def longformer(point: Point) -> nn.Module:
@@ -178,14 +193,15 @@ def modern_bert(point: Point) -> nn.Module:
 # check and call
 
 
-def check_encoder(point: Point, model: nn.Module) -> None:
+def check_encoder(point: Point, build: Build) -> None:
     """Compare outputs and gradients of 1,152 tokens with the plain form in float64.
 
-    Models that compute another function are not checked. `model` was built for `point.small()` with seed 0.
+    Models that compute another function are not checked.
     """
+    model = build(point.small())
     if isinstance(model, transformers.BertModel):
         exact = as_linformer(model)
-    elif isinstance(model, PackageEncoder | LinformerModel):
+    elif isinstance(model, LinformerModel | PackageEncoder):
         torch.manual_seed(0)  # the same weights
         exact = our_encoder(point.small())
     else:
@@ -220,19 +236,19 @@ def as_linformer(model: transformers.BertModel) -> LinformerModel:
     return ours
 
 
-def encoder_call(model: nn.Module, ids_BN: Tensor, step: str) -> Callable[[], object]:
+def encoder_workload(point: Point, build: Build) -> Workload:
     """Inference without gradients, or a training step without the optimizer; no padding and no mask."""
-    model.train(step == "training")
-
-    def forward() -> Tensor:
-        with torch.no_grad():
-            return model(ids_BN).last_hidden_state
+    model = build(point).to(point.device).train(point.step == "training")
+    ids_BN = random_ids(point.batch, point.length).to(point.device)
 
     def training() -> None:
         model(ids_BN).last_hidden_state.square().mean().backward()
         model.zero_grad(set_to_none=True)
 
-    return training if step == "training" else forward
+    if point.step == "training":
+        return torch_workload(point, model, training)
+    forward = torch.no_grad()(lambda: model(ids_BN).last_hidden_state)
+    return torch_workload(point, model, forward, multiply_adds=encoder_multiply_adds(model, point.length, point.batch))
 
 
 def encoder_multiply_adds(model: nn.Module, length: int, batch: int) -> int | None:

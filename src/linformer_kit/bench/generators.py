@@ -21,6 +21,7 @@ from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneratio
 from .checks import TOLERANCE, WrongImplementation, plain_logits, require_agreement
 from .encoders import NO_DROPOUT, VOCABULARY, config_options, random_ids
 from .point import CHECKED_LENGTH, Point
+from .workload import Build, Workload, torch_workload
 
 LED_WINDOW = 256
 BEGIN = 1  # the first token of every target
@@ -28,18 +29,12 @@ SETTINGS = {**NO_DROPOUT, "position_embedding": "sinusoidal", "bos_token_id": BE
 
 
 def our_encoder_decoder(point: Point) -> nn.Module:
-    options: dict[str, Any] = {"projection": "none"}
-    if point.projected_length is not None:
-        options = {"projected_length": point.projected_length, "sharing": point.sharing}
-    config = LinformerConfig(**config_options(point), **SETTINGS, **options)
+    config = LinformerConfig(**config_options(point), **SETTINGS, **point.projection_options)
     return LinformerForConditionalGeneration(config).eval()
 
 
 def our_causal_lm(point: Point) -> nn.Module:
-    options: dict[str, Any] = {"decoder_attention": "full"}
-    if point.projected_length is not None:
-        options = {"slots": point.projected_length, "sharing": point.sharing}
-        options |= {} if point.block_length is None else {"block_length": point.block_length}
+    options = {"decoder_attention": "full"} if point.projected_length is None else point.projection_options
     return LinformerForCausalLM(LinformerConfig(**config_options(point), **SETTINGS, **options)).eval()
 
 
@@ -81,7 +76,11 @@ class LinformerPytorchEncoderDecoder(nn.Module):
         super().__init__()
         from linformer_pytorch import LinformerEncDec
 
-        options: dict[str, Any] = {"dim_k": point.rows, "dim_ff": 4 * point.hidden_size, "nhead": point.num_heads}
+        options: dict[str, Any] = {
+            "dim_k": point.projected_length,
+            "dim_ff": 4 * point.hidden_size,
+            "nhead": point.num_heads,
+        }
         options |= {"depth": point.num_layers, "dropout": 0.0, "dropout_ff": 0.0}
         both = {f"{part}_{name}": value for part in ("enc", "dec") for name, value in options.items()}
         self.model = LinformerEncDec(*(2 * (VOCABULARY, point.length, point.hidden_size)), **both)
@@ -146,9 +145,9 @@ def copy_cache(cache: LinformerCache) -> LinformerCache:
 # check and call
 
 
-def check_generator(point: Point, model: Any) -> None:
+def check_generator(point: Point, build: Build) -> None:
     """Check causality; compare our models with the plain form in float64, with and without the cache."""
-    model.eval()
+    model: Any = build(point.small()).eval()
     ids_BN, target_BT = random_ids(2, CHECKED_LENGTH), random_ids(2, CHECKED_LENGTH)
     if not is_causal_lm(model):
         require_causality(point.implementation, model, ids_BN, target_BT)
@@ -191,15 +190,12 @@ def require_causality(name: str, model: Any, ids_BN: Tensor, target_BT: Tensor) 
         )
 
 
-def generator_call(model: Any, ids_BN: Tensor, point: Point) -> Callable[[], object]:
+def generator_workload(point: Point, build: Build) -> Workload:
     """A forward pass, a training step without the optimizer, `generate`, filling a cache, or decoding from it."""
-    model.train(point.step == "training")
-    target_BT = random_ids(point.batch, point.target_length).to(ids_BN.device)
+    model: Any = build(point).to(point.device).train(point.step == "training")
+    ids_BN = random_ids(point.batch, point.length).to(point.device)
+    target_BT = random_ids(point.batch, point.target_length).to(point.device)
     inputs = {"input_ids": ids_BN} if is_causal_lm(model) else {"input_ids": ids_BN, "decoder_input_ids": target_BT}
-
-    def forward() -> object:
-        with torch.no_grad():
-            return model(**inputs).logits
 
     def training() -> None:
         model(input_ids=ids_BN, labels=ids_BN if is_causal_lm(model) else target_BT).loss.backward()
@@ -212,11 +208,12 @@ def generator_call(model: Any, ids_BN: Tensor, point: Point) -> Callable[[], obj
         return model.generate(ids_BN, attention_mask=torch.ones_like(ids_BN), **options)
 
     if point.step == "decoding":
-        return partial(decode, model, read(model, ids_BN), point.target_length)
+        call = partial(decode, model, read(model, ids_BN), point.target_length)
+        return torch_workload(point, model, call, cache_bytes=call().nbytes)
     calls: dict[str, Callable[[], object]] = {
-        "forward": forward,
+        "forward": torch.no_grad()(lambda: model(**inputs).logits),
         "training": training,
         "generation": generation,
         "reading": partial(read, model, ids_BN),
     }
-    return calls[point.step]
+    return torch_workload(point, model, calls[point.step])

@@ -5,9 +5,11 @@ large or too slow fails in its own process and is left out of the rounds.
 """
 
 import json
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,7 +32,6 @@ from .measure import (
     time_interleaved,
 )
 from .point import TRAINING_SUBJECTS, Point
-from .subprocess_call import WorkerFailed, subprocess_call
 
 # seconds allowed for imports and the check, in addition to the timed call
 START_SECONDS = 120.0
@@ -50,6 +51,30 @@ class Isolated:
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)  # by phase
     parameters: dict[str, list[int]] = field(default_factory=dict)  # shapes
 
+    @property
+    def peak_mib(self) -> float | None:
+        return None if self.peak_bytes is None else self.peak_bytes / 2**20
+
+
+def measure_isolated(point: Point, time_limit: float) -> Isolated:
+    """Check a point and measure one call, in a new process; the call may take `time_limit` seconds."""
+    request, seconds = {"points": [asdict(point)], "time_limit": time_limit}, START_SECONDS + 4 * time_limit
+    return Isolated(**run_worker(request, PLAIN_ALLOCATION | environment_of(point), seconds))
+
+
+def measure_rounds(points: Sequence[Point], seconds: float, rounds: int, hold: bool) -> dict[Point, Timing]:
+    """Time points in interleaved rounds, in a new process."""
+    request = {"points": [asdict(point) for point in points], "seconds": seconds, "rounds": rounds, "hold": hold}
+    found = run_worker(request, environment_of(points[0]))
+    if found["status"] != OK:
+        return dict.fromkeys(points, Timing(**found))
+    return {point: timing_from(result) for point, result in zip(points, found["timings"], strict=True)}
+
+
+def timing_from(result: dict[str, Any]) -> Timing:
+    phases = {phase: timing_from(timing) for phase, timing in result.pop("phases").items()}
+    return Timing(**result, phases=phases)
+
 
 def environment_of(point: Point) -> dict[str, str]:
     """Environment variables of the worker process."""
@@ -60,28 +85,31 @@ def environment_of(point: Point) -> dict[str, str]:
     return {"KERAS_BACKEND": point.backend.removeprefix("keras-"), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def measure_isolated(point: Point, time_limit: float) -> Isolated:
-    """Check a point and measure one call, in a new process; the call may take `time_limit` seconds."""
-    request, seconds = {"point": asdict(point), "time_limit": time_limit}, START_SECONDS + 4 * time_limit
+def run_worker(
+    request: Any, environment: Mapping[str, str], seconds: float | None = None, module: str = __name__
+) -> dict[str, Any]:
+    """Run `python -m MODULE` with `request` as JSON on standard input; returns the JSON that it prints last.
+
+    If the process ends without a result, `status` is the reason and `note` the last line of its standard error.
+    """
     try:
-        return Isolated(**subprocess_call(__name__, request, seconds, PLAIN_ALLOCATION | environment_of(point)))
-    except WorkerFailed as failure:
-        return Isolated(failure.status, note=failure.note)
-
-
-def measure_rounds(points: Sequence[Point], seconds: float, rounds: int, hold: bool) -> dict[Point, Timing]:
-    """Time points in interleaved rounds, in a new process."""
-    request = {"points": [asdict(point) for point in points], "seconds": seconds, "rounds": rounds, "hold": hold}
-    try:
-        results = subprocess_call(__name__, request, environment=environment_of(points[0]))
-    except WorkerFailed as failure:
-        return dict.fromkeys(points, Timing(failure.status))
-    return {point: timing_from(result) for point, result in zip(points, results, strict=True)}
-
-
-def timing_from(result: dict[str, Any]) -> Timing:
-    phases = {phase: timing_from(timing) for phase, timing in result.pop("phases").items()}
-    return Timing(**result, phases=phases)
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment},
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return {"status": OVER_TIME_LIMIT}
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    # SIGKILL (signal.SIGKILL does not exist on Windows): Linux ends a process without memory in this way
+    if done.returncode == -9 or is_out_of_memory(RuntimeError(done.stderr)):
+        return {"status": OUT_OF_MEMORY}
+    last = next(iter(done.stderr.strip().splitlines()[-1:]), "")
+    return {"status": FAILED, "note": last[:200] or f"the process ended with {done.returncode}"}
 
 
 # in the worker
@@ -96,28 +124,27 @@ def isolated_here(point: Point, time_limit: float) -> Isolated:
         # libraries load and threads start at the first call; that memory is not the point's
         make_workload(point.small()).call()
     workload = make_workload(point)
-    # Keras backends do not report the memory of a GPU
-    device = torch.device(point.device if point.backend == "torch" or point.device.startswith("cpu") else "meta")
-    if device.type == "cpu" and peak_resident() is None:  # Windows does not report it
-        device = torch.device("meta")
     start = time.perf_counter()
-    peak_bytes = peak_memory(workload.call) if device.type == "cpu" else accelerator_memory(workload.call, device)
+    peak_bytes = peak_of(workload.call, point)
     seconds = time.perf_counter() - start
     note = f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s" if seconds > time_limit else ""
     parameters = {name: list(shape) for name, shape in workload.parameters.items()}
     return Isolated(OVER_TIME_LIMIT if note else OK, seconds, peak_bytes, note, workload.columns, parameters)
 
 
-def accelerator_memory(call: Callable[[], object], device: torch.device) -> int | None:
-    """`peak_memory` of an accelerator; None if it does not report its memory."""
-    backend: Any = getattr(torch, device.type, None)
-    if not hasattr(backend, "max_memory_allocated"):
+def peak_of(call: Callable[[], object], point: Point) -> int | None:
+    """Bytes that a call needs at its peak, on the device of the point; None if they are not reported."""
+    if point.device.startswith("cpu") and peak_resident() is not None:  # Windows does not report it
+        return peak_memory(call)
+    # Keras backends do not report the memory of a GPU
+    memory: Any = getattr(torch, torch.device(point.device).type) if point.backend == "torch" else None
+    if not hasattr(memory, "max_memory_allocated"):
         call()
         return None
-    before = backend.memory_allocated(device)
-    backend.reset_peak_memory_stats(device)
+    before = memory.memory_allocated(point.device)
+    memory.reset_peak_memory_stats(point.device)
     call()
-    return backend.max_memory_allocated(device) - before
+    return memory.max_memory_allocated(point.device) - before
 
 
 def rounds_here(points: Sequence[Point], seconds: float, rounds: int, hold: bool) -> list[Timing]:
@@ -143,19 +170,28 @@ def main() -> None:
 
     transformers.logging.set_verbosity_error()  # BigBird warns that it falls back to full attention at short lengths
     request = json.load(sys.stdin)
+    points = [Point(**point) for point in request.pop("points")]
     limit_memory()
-    if "points" in request:
-        points = [Point(**point) for point in request.pop("points")]
-        print(json.dumps([asdict(timing) for timing in rounds_here(points, **request)]))
+    if points[0].subject == "preparation":
+        use_one_core()
+    if "rounds" in request:
+        timings = rounds_here(points, **request)
+        print(json.dumps({"status": OK, "timings": [asdict(timing) for timing in timings]}))
         return
     try:
-        found = isolated_here(Point(**request["point"]), request["time_limit"])
+        found = isolated_here(points[0], **request)
     except Exception as error:
         if is_out_of_memory(error):
             raise MemoryError("not enough memory") from error
         # other packages do not accept every length; that must not end the sweep
         found = Isolated(FAILED, note=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
     print(json.dumps(asdict(found)))
+
+
+def use_one_core() -> None:
+    """Run this process on one core, where the system supports it."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 if __name__ == "__main__":

@@ -5,65 +5,67 @@ Keras reads KERAS_BACKEND on import, so it is imported inside functions, which r
 Shapes: B batch, N length, C model size.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..models.attention_linformer import LinformerAttention
 from ..models.plain_linformer import plain_attention
 from .checks import WrongImplementation
-from .layers import checked_examples, make_layer, require_output_agreement
+from .layers import checked_examples, our_layer, require_output_agreement
 from .point import FULL, Point
+from .workload import Build, Workload
 
 
-def build(point: Point) -> tuple[Any, Any]:
-    """The layer, and a compiled model that consists of this layer."""
+def torch_layer(point: Point) -> LinformerAttention:
+    """Our PyTorch layer with random weights, biases included: the Keras layers get its weights."""
+    torch.manual_seed(0)
+    layer = our_layer(point)
+    for linear in (layer.query, layer.key, layer.value):
+        nn.init.normal_(linear.bias, std=0.1)
+    return layer
+
+
+def make_layer(point: Point) -> Any:
     import keras
 
-    from ..keras import LinearMultiHeadAttention
+    from ..keras import from_torch
 
     with keras.device(point.device):
-        keras.utils.set_random_seed(0)
-        if point.implementation == FULL:
-            layer = keras.layers.MultiHeadAttention(point.num_heads, point.head_size)
-        else:
-            options: dict[str, Any] = {"projection": point.projection, "sharing": point.layer_sharing}
-            layer = LinearMultiHeadAttention(point.num_heads, point.head_size, point.projected_length, **options)
-        return layer, make_model(layer, point)
+        ours = from_torch(torch_layer(point))
+        if point.implementation != FULL:
+            return ours
+        full = keras.layers.MultiHeadAttention(point.num_heads, point.head_size)
+        full.build(*(2 * [(None, point.length, point.hidden_size)]))
+        full.set_weights(ours.get_weights())
+        return full
 
 
 def make_model(layer: Any, point: Point) -> Any:
+    """A compiled model that consists of this layer."""
     import keras
 
-    x = keras.Input((point.length, point.hidden_size))
-    model = keras.Model(x, layer(x, x))
-    model.compile("sgd", "mse")
-    return model
+    with keras.device(point.device):
+        x = keras.Input((point.length, point.hidden_size))
+        model = keras.Model(x, layer(x, x))
+        model.compile("sgd", "mse")
+        return model
 
 
-def check(point: Point) -> None:
+def check(point: Point, build: Build) -> None:
     """Compare outputs with the plain form in float64; without projection, our layer must equal Keras exactly."""
-    layer, model = build(point)
-    randomize(layer, np.random.default_rng(0))
+    from ..keras import from_torch
+
     x_BNC = random_features(point)[: checked_examples(point.batch, point.length)]
-    output_BNC = torch.from_numpy(np.array(model.predict_on_batch(x_BNC)))
-    exact = partial(plain_attention, torch_twin(point, layer).double())
+    output_BNC = np.array(make_model(make_layer(point), point).predict_on_batch(x_BNC))
+    exact = partial(plain_attention, torch_layer(point).double())
     with torch.no_grad():
-        require_output_agreement(point.implementation, output_BNC, exact, torch.from_numpy(x_BNC))
-    if point.implementation == FULL:
-        check_without_projection(point, layer, model, x_BNC[:1])
-
-
-def check_without_projection(point: Point, full: Any, model: Any, x_BNC: np.ndarray) -> None:
-    from ..keras import LinearMultiHeadAttention
-
-    ours = LinearMultiHeadAttention(point.num_heads, point.head_size, None)
-    our_model = make_model(ours, point)
-    ours.set_weights(full.get_weights())
-    if not np.array_equal(our_model.predict_on_batch(x_BNC), model.predict_on_batch(x_BNC)):
+        require_output_agreement(point.implementation, torch.from_numpy(output_BNC), exact, torch.from_numpy(x_BNC))
+    ours = make_model(from_torch(torch_layer(point)), point)
+    if point.implementation == FULL and not np.array_equal(ours.predict_on_batch(x_BNC), output_BNC):
         raise WrongImplementation(
             "LinearMultiHeadAttention with projection_dim=None differs from MultiHeadAttention with the same weights; "
             "they must be equal bit for bit, so it was not timed"
@@ -75,41 +77,12 @@ def random_features(point: Point) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
 
 
-def randomize(layer: Any, generator: np.random.Generator) -> None:
-    """Set weights that reveal errors: nonzero biases, and an E that gives rows of unit variance."""
-    projection = getattr(layer, "projection", None)
-    for weight in [] if projection is None else projection.weights:
-        weight.assign(generator.normal(0, weight.shape[0] ** -0.5, weight.shape))
-    for weight in layer.weights:
-        if weight.name == "bias":
-            weight.assign(generator.normal(0, 0.1, weight.shape))
-
-
-def torch_twin(point: Point, layer: Any) -> LinformerAttention:
-    """Our PyTorch layer with the weights of a Keras layer."""
-    import keras
-
-    def tensor(weight: Any) -> torch.Tensor:
-        return torch.from_numpy(keras.ops.convert_to_numpy(weight).copy())
-
-    weights = {}
-    for name in ("query", "key", "value", "output"):
-        dense = getattr(layer, f"{name}_dense")
-        inputs = point.num_heads * point.head_size if name == "output" else point.hidden_size
-        weights[f"{name}.weight"] = tensor(dense.kernel).reshape(inputs, -1).T
-        weights[f"{name}.bias"] = tensor(dense.bias).flatten()
-    if point.projected_length is not None:
-        weights |= {f"projection.{weight.name}": tensor(weight) for weight in layer.projection.weights}
-    twin = make_layer(point)
-    twin.load_state_dict(weights)
-    return twin
-
-
-def make_call(point: Point, model: Any) -> Callable[[], object]:
+def make_workload(point: Point, build: Build) -> Workload:
     """`predict_on_batch` or `train_on_batch`; returns when everything has been computed."""
     import keras
 
-    x_BNC = random_features(point)
+    layer = make_layer(point)
+    model, x_BNC = make_model(layer, point), random_features(point)
     y_BNC = x_BNC[::-1].copy()
 
     def predict() -> object:
@@ -122,8 +95,5 @@ def make_call(point: Point, model: Any) -> Callable[[], object]:
             # JAX computes asynchronously; the rest of the step would count for the next layer
             return keras.ops.convert_to_numpy(model.trainable_variables[0])
 
-    return train if point.step == "training" else predict
-
-
-def parameter_shapes(layer: Any) -> dict[str, tuple[int, ...]]:
-    return {weight.path: tuple(weight.shape) for weight in layer.weights}
+    shapes = {weight.path: tuple(weight.shape) for weight in layer.weights}
+    return Workload(train if point.step == "training" else predict, parameters=shapes)

@@ -4,10 +4,9 @@ Shapes: B batch, N length, P positions that are compared, M matrices, K projecte
 """
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,11 @@ from ..models.multihead_linformer import MultiHeadLayer
 from ..models.plain_linformer import plain_attention, plain_causal_attention
 from ..models.projection_linformer import LinearProjection
 from .checks import require_agreement, require_gradient_agreement
+from .measure import seconds_of
 from .point import Point
+from .workload import Build, Workload, torch_workload
+
+Layer = TypeVar("Layer", bound=MultiHeadLayer)
 
 # outputs compared per example; each depends on every token, so a few suffice
 COMPARED_POSITIONS = 64
@@ -32,40 +35,29 @@ GEMM_SHAPES = ((2048, 2048, 2048), (8192, 512, 512))
 
 def make_layer(point: Point) -> LinformerAttention:
     """A new `LinformerAttention` of the point's sizes; without projection, full attention."""
-    options: dict[str, Any] = {"projection": "none"}
-    if point.projected_length is not None:
-        options = {"projection": point.projection, "sharing": point.layer_sharing}
-        options["projected_length"] = point.projected_length
-    return LinformerAttention(
-        point.hidden_size, point.num_heads, head_dim=point.head_dim, max_length=point.length, **options
-    )
+    options = {"head_dim": point.head_dim, "max_length": point.length, **point.projection_options}
+    return LinformerAttention(point.hidden_size, point.num_heads, **options)
 
 
 def our_layer(point: Point) -> LinformerAttention:
-    layer = make_layer(point)
-    randomize_(layer)
-    return layer.eval()
+    return randomized(make_layer(point))
 
 
 def our_causal_layer(point: Point) -> CausalLinformerAttention:
-    options: dict[str, Any] = {"projection": "none"}
-    if point.projected_length is not None:
-        options = {"projection": point.projection, "sharing": point.layer_sharing, "slots": point.projected_length}
-        options |= {} if point.block_length is None else {"block_length": point.block_length}
-    layer = CausalLinformerAttention(point.hidden_size, point.num_heads, head_dim=point.head_dim, **options)
-    randomize_(layer)
-    return layer.eval()
+    sizes = (point.hidden_size, point.num_heads)
+    return randomized(CausalLinformerAttention(*sizes, head_dim=point.head_dim, **point.projection_options))
 
 
 @torch.no_grad()
-def randomize_(layer: MultiHeadLayer) -> None:
-    """Random weights that reveal errors and exist in every package: the others have a bias on W_O only."""
+def randomized(layer: Layer) -> Layer:
+    """Sets random weights that reveal errors and exist in every package: the others have a bias on W_O only."""
     for linear in (layer.query, layer.key, layer.value):
         linear.bias.zero_()
     layer.output.bias.normal_(std=0.1)  # small compared with the output, or it would hide errors
     if isinstance(layer.projection, LinearProjection):
         # rows of unit variance; with the segment means of a new layer all scores are near 0
         layer.projection.weight.normal_(std=layer.projection.weight.shape[0] ** -0.5)
+    return layer.eval()
 
 
 # other packages
@@ -76,7 +68,7 @@ def linformer_layer(point: Point) -> nn.Module:
     from linformer import LinformerSelfAttention
 
     ours = our_layer(point)  # built first, as in the check, so that the seed gives the same weights
-    sizes = {"k": point.rows, "heads": point.num_heads, "dim_head": point.head_dim}
+    sizes = {"k": point.projected_length, "heads": point.num_heads, "dim_head": point.head_dim}
     peer = LinformerSelfAttention(point.hidden_size, point.length, **sizes)
     copy_to_linformer(ours, peer)
     return peer.eval()
@@ -87,7 +79,12 @@ def linformer_pytorch_layer(point: Point) -> nn.Module:
     from linformer_pytorch.linformer_pytorch import MHAttention
 
     ours = our_layer(point)
-    sizes = {"input_size": point.length, "dim": point.head_size, "channels": point.hidden_size, "dim_k": point.rows}
+    sizes = {
+        "input_size": point.length,
+        "dim": point.head_size,
+        "channels": point.hidden_size,
+        "dim_k": point.projected_length,
+    }
     options = {"dropout": 0.0, "checkpoint_level": "C0", "parameter_sharing": "headwise", "full_attention": False}
     peer = MHAttention(**sizes, nhead=point.num_heads, **options, E_proj=None, F_proj=None, causal_mask=None)
     copy_to_linformer_pytorch(ours, peer)
@@ -128,13 +125,9 @@ class Gemm(nn.Module):
         self.a, self.b = (torch.randn(*sizes, device=point.device) for sizes in (self.shape[:2], self.shape[1:]))
 
     @staticmethod
-    def seconds(shape: tuple[int, int, int], rounds: int = 4) -> float:
-        a, b, times = torch.randn(*shape[:2]), torch.randn(*shape[1:]), []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            a @ b
-            times.append(time.perf_counter() - start)
-        return min(times[1:])
+    def seconds(shape: tuple[int, int, int]) -> float:
+        a, b = torch.randn(*shape[:2]), torch.randn(*shape[1:])
+        return min(seconds_of(lambda: a @ b)[""] for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.a @ self.b
@@ -143,8 +136,9 @@ class Gemm(nn.Module):
 # check and call
 
 
-def check_layer(point: Point, layer: nn.Module) -> None:
+def check_layer(point: Point, build: Build) -> None:
     """Compare outputs, and up to 1,024 tokens also gradients, with the plain form in float64."""
+    layer = build(point)
     if isinstance(layer, Gemm):
         return
     torch.manual_seed(0)  # the same weights as in `layer`, for which our layer was built first
@@ -163,8 +157,9 @@ def require_output_agreement(name: str, output_BNC: Tensor, exact: Callable[...,
     require_agreement(name, "output without gradients", output_BNC[:, position_P], expected_BPC)
 
 
-def check_causal_layer(point: Point, layer: nn.Module) -> None:
+def check_causal_layer(point: Point, build: Build) -> None:
     """Compare outputs and gradients of up to 1,000 tokens with the plain form in float64."""
+    layer = build(point)
     torch.manual_seed(0)
     exact = partial(plain_causal_attention, our_causal_layer(point).double())
     x_BNC = torch.randn(1, min(point.length, COMPARED_CAUSAL_LENGTH), point.hidden_size)
@@ -183,13 +178,7 @@ def checked_examples(batch: int, length: int) -> int:
 def layer_call(layer: nn.Module, x: Tensor, step: str) -> Callable[[], object]:
     """Inference without gradients, or forward and backward, including the gradient of the input."""
     if step == "forward":
-
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return layer(x)
-
-        return forward
-
+        return torch.no_grad()(lambda: layer(x))
     leaf = x.detach().requires_grad_()
 
     def training() -> None:
@@ -198,6 +187,13 @@ def layer_call(layer: nn.Module, x: Tensor, step: str) -> Callable[[], object]:
         leaf.grad = None  # frees memory for the calls of other points
 
     return training
+
+
+def layer_workload(point: Point, build: Build) -> Workload:
+    layer = build(point).to(point.device)
+    x_BNC = torch.randn(point.batch, point.length, point.hidden_size, device=point.device)
+    columns = {"multiply_adds": layer_multiply_adds(point, layer)} if point.step == "forward" else {}
+    return torch_workload(point, layer, layer_call(layer, x_BNC, point.step), **columns)
 
 
 def layer_multiply_adds(point: Point, layer: nn.Module) -> int | None:

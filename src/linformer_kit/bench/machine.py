@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from .. import __version__
-from .measure import meminfo_bytes
+from ..process_memory import bytes_in
 from .point import TRAINING_SUBJECTS
 
 PACKAGE = Path(__file__).parent.parent
@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parent.parent
 
 def describe_machine() -> dict[str, object]:
     """Machine, versions and date. No host name, no paths: it is published with the results."""
-    memory = meminfo_bytes("MemTotal")
+    memory = bytes_in("/proc/meminfo", "MemTotal")
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),

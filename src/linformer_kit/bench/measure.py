@@ -40,6 +40,7 @@ class Timing:
     slowest: float | None = None
     rounds: int = 0
     share: float | None = None  # of a phase: its fraction of the total time
+    note: str = ""  # why there are none
     phases: dict[str, "Timing"] = field(default_factory=dict)
 
     @classmethod
@@ -161,13 +162,8 @@ def limit_memory() -> None:
 
 def available_bytes() -> int | None:
     """Available memory of the machine and of the container; None where the system does not report it."""
-    found = [meminfo_bytes("MemAvailable")]
+    found = [bytes_in("/proc/meminfo", "MemAvailable")]
     with contextlib.suppress(OSError, ValueError):  # "max": no limit
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
         found.append(limit - used)
     return min((bytes_ for bytes_ in found if bytes_ is not None), default=None)
-
-
-def meminfo_bytes(field: str) -> int | None:
-    """A field of /proc/meminfo in bytes; None where there is no such file."""
-    return bytes_in("/proc/meminfo", field)

@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from ..csv_tables import Row, write_rows
+from .measure import OK
 from .point import BERT_EAGER, OURS
+from .result_table import baseline_of
 
 ROWS = (128, 256, 512, 1024, 2048)
 # how many times less time and memory Linformer needs than the Transformer (Wang et al. 2020, table 3), by n, for each k
@@ -58,24 +60,18 @@ def cells(rows: Sequence[Row]) -> list[Row]:
 def cell_of(rows: Sequence[Row], row: Row, saved: str) -> Row:
     """The ratio of the baseline to one of our rows, at the same length and batch."""
     column, status, paper = SAVED[saved]
-    same = {**{name: row[name] for name in ("subject", "step", "length", "batch")}, "implementation": BERT_EAGER}
-    baseline = next((other for other in rows if same.items() <= other.items()), {})
-    theirs, ours = (float(what.get(column) or 0) if what.get(status) == "ok" else 0.0 for what in (baseline, row))
+    costs, why_not = {}, ""
+    for name, found in ((BERT_EAGER, baseline_of(row, rows, BERT_EAGER) or {}), (OURS, row)):
+        costs[name] = float(found.get(column) or 0) if found.get(status) == OK else 0.0
+        if not costs[name]:
+            why_not = f"{name}: {found.get(status, '').replace(OK, '') or 'not measured'}"
     number = paper_cell(paper, int(row["length"]), int(row["projected_length"]))
     return {
         **{"saved": saved, "n": row["length"], "k": row["projected_length"], "batch": row["batch"]},
-        "measured": f"{theirs / ours:.2f}" if theirs and ours else "",
+        "measured": "" if why_not else f"{costs[BERT_EAGER] / costs[OURS]:.2f}",
         "paper": "" if number is None else f"{number:g}",
-        "why not": "" if theirs and ours else why_not(row, baseline, status),
+        "why not": why_not,
     }
-
-
-def why_not(row: Row, baseline: Row, status: str) -> str:
-    """Why a cell has no number."""
-    for who, what in ((OURS, row), (BERT_EAGER, baseline)):
-        if (found := what.get(status) or "not measured") != "ok":
-            return f"{who}: {found}"
-    return "not measured"
 
 
 def publish(rows: Sequence[Row], path: Path, console: Console) -> list[Path]:

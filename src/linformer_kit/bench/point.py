@@ -9,8 +9,9 @@ Backend = Literal["torch", "keras-torch", "keras-jax", "keras-tensorflow"]
 SUBJECTS: tuple[str, ...] = get_args(Subject)
 STEPS: tuple[str, ...] = get_args(Step)
 BACKENDS: tuple[str, ...] = get_args(Backend)
-# these two run linformer_kit.training
-TRAINING_SUBJECTS = ("trainer", "preparation")
+LAYER_SUBJECTS = ("layer", "causal-layer")
+TRAINING_SUBJECTS = ("trainer", "preparation")  # run linformer_kit.training
+NO_ATTENTION_DROPOUT = "no attention dropout"  # a variant; fused attention is possible then
 
 OURS = "linformer-kit"
 FULL = "full-attention"
@@ -51,19 +52,19 @@ class Point:
     head_dim: int | None = None  # default: hidden_size / num_heads
 
     @property
-    def rows(self) -> int:
-        """K, for implementations that project."""
-        assert self.projected_length is not None
-        return self.projected_length
-
-    @property
     def projection(self) -> str:
-        return "none" if self.projected_length is None else self.variant or "linear"
+        return "none" if self.projected_length is None else self.variant.split(", ")[0] or "linear"
 
     @property
-    def layer_sharing(self) -> str:
-        """The sharing of a single layer, for which layerwise sharing is kv sharing."""
-        return "kv" if self.sharing == "layerwise" else self.sharing
+    def projection_options(self) -> dict[str, Any]:
+        """The projection as options of a layer or a configuration; in a single layer, layerwise sharing is kv."""
+        if self.projected_length is None:
+            return {"projection": "none"}
+        sharing = "kv" if self.sharing == "layerwise" and self.subject in LAYER_SUBJECTS else self.sharing
+        sizes = {"slots": self.projected_length, "block_length": self.block_length}
+        if self.block_length is None:
+            sizes = {"projected_length": self.projected_length}
+        return {"projection": self.projection, "sharing": sharing, **sizes}
 
     @property
     def head_size(self) -> int:

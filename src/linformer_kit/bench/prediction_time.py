@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..errors import UserError
 from ..formatting import format_duration, format_size
-from .isolated import measure_isolated, measure_rounds
+from .isolated import Isolated, measure_isolated, measure_rounds
 from .layers import make_layer
 from .machine import describe_machine
 from .measure import OK, Timing, as_row
@@ -44,8 +44,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.projection_dim > self.sequence_length:
             raise UserError(
-                f"--projection-dim is {self.projection_dim:,}, but there are only {self.sequence_length:,} tokens to "
-                "shorten; give at most --sequence-length"
+                f"--projection-dim is {self.projection_dim:,}; it must be at most --sequence-length, which is "
+                f"{self.sequence_length:,}"
             )
         try:
             with torch.device("meta"):
@@ -85,21 +85,20 @@ def measure(experiment: Experiment, console: Console) -> dict[str, Any]:
     ours, full = (timings[layer].median for layer in LAYERS)
     return {
         "settings": {**asdict(experiment), **facts},
-        "layers": {
-            layer: {
-                **as_row(timings[layer]),
-                "peak_mib": None if (peak := isolated[layer].peak_bytes) is None else peak / 2**20,
-                "note": isolated[layer].note,
-                "parameters": sum(map(prod, isolated[layer].parameters.values())),
-                "parts": {
-                    name: {"shape": shape, "parameters": prod(shape)}
-                    for name, shape in isolated[layer].parameters.items()
-                },
-            }
-            for layer in LAYERS
-        },
+        "layers": {layer: layer_facts(isolated[layer], timings[layer]) for layer in LAYERS},
         "ratio": full / ours if ours and full else None,
         "machine": describe_machine(),
+    }
+
+
+def layer_facts(found: Isolated, timing: Timing) -> dict[str, Any]:
+    parts = {name: {"shape": shape, "parameters": prod(shape)} for name, shape in found.parameters.items()}
+    return {
+        **as_row(timing),
+        "peak_mib": found.peak_mib,
+        "note": found.note or timing.note,
+        "parameters": sum(map(prod, found.parameters.values())),
+        "parts": parts,
     }
 
 
@@ -116,7 +115,7 @@ def keras_backend(device: str) -> tuple[str, dict[str, str]]:
     else:
         devices = [*keras.distribution.list_devices()]
         if device not in devices and device not in [name.split(":")[0] for name in devices]:
-            raise UserError(f"device is {device!r}; Keras on {backend} has here: {', '.join(devices)}")
+            raise UserError(f"device {device!r} is not available; Keras on {backend} has {', '.join(devices)}")
     return f"keras-{backend}", {"keras": f"{keras.__version__} on {backend}"}
 
 

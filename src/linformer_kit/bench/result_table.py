@@ -1,12 +1,11 @@
 """The table of `linformer compare`: one row per point and phase, with everything that its numbers depend on."""
 
-import csv
+from collections.abc import Iterable
 from pathlib import Path
 
-from ..csv_tables import Row, Table
-from ..errors import UserError
+from ..csv_tables import Row, Table, read_table
 from .measure import MEASURED
-from .point import KEYS, RENAMED
+from .point import FULL, KEYS
 
 # `note` is the reason for a missing number, `time_limit` is in seconds, `share` is the fraction of a phase in a call
 FOUND = (
@@ -20,12 +19,11 @@ FACTS = (
     *("cpu", "cores", "threads", "memory_gib", "system", "date"),
 )
 COLUMNS = (*KEYS, *FOUND, *FACTS)
-# columns that earlier versions did not write, with their values in such rows
-ADDED = {
-    **dict.fromkeys(("variant", "block_length", "phase"), ""),
-    **dict.fromkeys(("multiply_adds", "cache_bytes", "megabytes", "share"), ""),
-    "backend": "torch",
-}
+# a row and its baseline are equal in these columns; a baseline without projection has no K, blocks or sharing
+SAME = (
+    *("subject", "step", "backend", "length", "batch", "phase"),
+    *("hidden_size", "num_heads", "num_layers", "target_length", "device"),
+)
 
 
 def open_table(path: Path) -> Table:
@@ -33,21 +31,21 @@ def open_table(path: Path) -> Table:
 
 
 def read_points(path: Path, phases: bool = False) -> list[Row]:
-    """The rows of a table of this or an earlier version, as text; rows of phases are included with `phases`.
+    """The rows of a table as text, with every column of `COLUMNS`; rows of phases are included with `phases`.
 
     `projected_length` is empty for implementations without projection.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows, columns = list(reader), tuple(reader.fieldnames or ())
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not a UTF-8 text file, so it cannot be a CSV of `linformer compare`") from None
-    missing = [name for name in COLUMNS if name not in columns and name not in ADDED]
-    unknown = [name for name in columns if name not in COLUMNS]
-    if missing or unknown:
-        what = f"it lacks the column {missing[0]}" if missing else f"it has an unknown column {unknown[0]}"
-        raise UserError(f"{path} is not a table of `linformer compare`: {what}; measure again with this version")
-    added = {name: value for name, value in ADDED.items() if name not in columns}
-    rows = [{**row, **added, "implementation": RENAMED.get(name := row["implementation"], name)} for row in rows]
-    return rows if phases else [row for row in rows if not row["phase"]]
+    return [row for row in read_table(path, COLUMNS) if phases or not row["phase"]]
+
+
+def baseline_of(row: Row, rows: Iterable[Row], implementation: str = FULL) -> Row | None:
+    """The row of another implementation that this row is compared with; None if there is none.
+
+    It has the same variant if possible. Full attention has no projection, so a variant that names one has no equal.
+    """
+    found = {
+        other["variant"]: other
+        for other in rows
+        if other["implementation"] == implementation and all(other[name] == row[name] for name in SAME)
+    }
+    return found.get(row["variant"]) or found.get("")

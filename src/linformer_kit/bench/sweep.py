@@ -1,13 +1,13 @@
 """A sweep of `linformer compare`: its keys, from YAML, flags or a preset, and the points that they describe.
 
 >>> sweep = read_sweep({"lengths": [256, 1024], "projected_lengths": [64, 512], "implementations": ["linformer-kit"]})
->>> [(group.lengths, [point.projected_length for point in group.points()]) for group in sweep.groups()]
-[((256,), [64]), ((1024,), [64, 512])]
+>>> [[(point.length, point.projected_length) for point in group] for group in sweep.groups()]
+[[(256, 64)], [(1024, 64), (1024, 512)]]
 """
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..models.options_linformer import nearest_of
 from ..schema import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Bounds, converted
 from ..yaml_loader import read_yaml
-from .implementations import IMPLEMENTATIONS, can_do, projects, variants_of, version_of
+from .implementations import IMPLEMENTATIONS, VARIANTS, can_do, has_blocks, projects, version_of
 from .point import (
     BERT_EAGER,
     FULL,
@@ -68,58 +68,34 @@ class Sweep:
     output: str | None = None  # the CSV
     targets: list[Target] = field(default_factory=list)
 
-    def groups(self) -> list["Group"]:
-        """The groups, short lengths first, so that an interrupted run has measured most of the points."""
-        lengths = tuple(sorted(set(self.lengths)))
-        parts = [lengths] if self.interleave_lengths else [(length,) for length in lengths]
-        combinations = product(parts, self.backends, self.subjects, self.steps)
-        groups = [Group(self, backend, subject, step, lengths) for lengths, backend, subject, step in combinations]
-        return [group for group in groups if group.points()]
+    def groups(self) -> list[list[Point]]:
+        """The points that are timed in the same rounds; short lengths first, so that little is lost by a stop."""
+        lengths = sorted(set(self.lengths))
+        parts = [lengths] if self.interleave_lengths else [[length] for length in lengths]
+        groups = (self.points(*names) for names in product(parts, self.backends, self.subjects, self.steps))
+        return [points for points in groups if points]
+
+    def points(self, lengths: Sequence[int], backend: Backend, subject: Subject, step: Step) -> list[Point]:
+        """All combinations that exist: an implementation may lack the subject, and K must not exceed the length."""
+        return [
+            Point(
+                *(subject, step, name, length, rows, self.batch or max(1, self.tokens // length)),
+                **{"variant": variant, "backend": backend, "block_length": block, **self.sizes},
+            )
+            for length in lengths
+            for name in self.implementations
+            if can_do(name, subject, step, backend)
+            for variant in VARIANTS.get((subject, name), ("",))
+            for block in (self.block_lengths if has_blocks(name, subject) else [None])
+            for rows in (self.projected_lengths if projects(name, subject) else [None])
+            if rows is None or rows <= (block or length)
+        ]
 
     @property
     def sizes(self) -> dict[str, Any]:
         """The sizes and the device, which all points have in common."""
         names = ("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "device")
         return {name: getattr(self, name) for name in names}
-
-    def batch_of(self, length: int) -> int:
-        return self.batch or max(1, self.tokens // length)
-
-
-@dataclass(frozen=True)
-class Group:
-    """The points that are timed in the same rounds."""
-
-    sweep: Sweep
-    backend: Backend
-    subject: Subject
-    step: Step
-    lengths: tuple[int, ...]
-
-    def points(self, batch: int | None = None) -> list[Point]:
-        """All combinations that exist: an implementation may lack the subject, and K must not exceed the length."""
-        return [
-            Point(
-                *(self.subject, self.step, name, length, rows, batch or self.sweep.batch_of(length)),
-                **{"variant": variant, "backend": self.backend, "block_length": block, **self.sweep.sizes},
-            )
-            for length in self.lengths
-            for name in self.sweep.implementations
-            if can_do(name, self.subject, self.step, self.backend)
-            for variant in variants_of(name, self.subject)
-            for block in self.blocks(name)
-            for rows in (self.sweep.projected_lengths if projects(name, self.subject) else [None])
-            if rows is None or rows <= (block or length)
-        ]
-
-    def blocks(self, name: str) -> list[int] | list[None]:
-        is_causal = self.subject in ("causal-layer", "causal-lm") and projects(name, self.subject)
-        return self.sweep.block_lengths if is_causal else [None]
-
-    def __str__(self) -> str:
-        backend = [] if self.backend == "torch" else [self.backend]
-        lengths = "–".join(f"{length:,}" for length in dict.fromkeys((self.lengths[0], self.lengths[-1])))
-        return ", ".join([*backend, self.subject, self.step, f"N={lengths}"])
 
 
 PAPER_TABLE_3 = "paper-table-3"
@@ -142,16 +118,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def read_sweep(keys: Mapping[str, Any]) -> Sweep:
     """Check keys and values."""
-    sweep: Sweep = converted(
-        {**keys, "implementations": current_names(keys)} if "implementations" in keys else keys, Sweep, ""
-    )
+    sweep: Sweep = converted(keys, Sweep, "")
+    for name in RENAMED.keys() & set(sweep.implementations):
+        warnings.warn(f"the implementation {name} is now called {RENAMED[name]}", FutureWarning, stacklevel=2)
+    sweep = replace(sweep, implementations=[RENAMED.get(name, name) for name in sweep.implementations])
     for name in LISTS:
         if not getattr(sweep, name):
             raise UserError(f"{name} is empty; give at least one")
     for name, backend in product(sweep.implementations, sweep.backends):
         if name not in IMPLEMENTATIONS:
             known = list(IMPLEMENTATIONS)
-            raise UserError(f"there is no implementation {name!r}{nearest_of(name, known)} known: {', '.join(known)}")
+            hint = nearest_of(name, known) or ";"
+            raise UserError(f"there is no implementation {name!r}{hint} known: {', '.join(known)}")
         if version_of(name, backend) is None:
             what = IMPLEMENTATIONS[name].package if backend == "torch" else f"Keras or the backend of {backend}"
             extra = "bench" if backend == "torch" else "keras,tensorflow,jax"
@@ -164,17 +142,6 @@ def read_sweep(keys: Mapping[str, Any]) -> Sweep:
         if subject in sweep.subjects and sweep.device != "cpu":
             raise UserError(f"device is {sweep.device}, but the subject {subject} is measured on the CPU; use cpu")
     return sweep
-
-
-def current_names(keys: Mapping[str, Any]) -> Any:
-    """The implementations of a sweep; old names are replaced, with a warning."""
-    names = keys["implementations"]
-    if not isinstance(names, list):
-        return names
-    for name in names:
-        if isinstance(name, str) and name in RENAMED:
-            warnings.warn(f"the implementation {name} is now called {RENAMED[name]}", FutureWarning, stacklevel=3)
-    return [RENAMED.get(name, name) if isinstance(name, str) else name for name in names]
 
 
 def check_combinations(sweep: Sweep) -> None:
@@ -201,13 +168,12 @@ def check_sizes(sweep: Sweep) -> None:
         raise UserError(
             "tokens is 0, which finds a batch for each length; with interleave_lengths give batch or tokens"
         )
-    if any(IMPLEMENTATIONS[name].projects for name in sweep.implementations):
-        for rows in sweep.projected_lengths:
-            if rows > max(sweep.lengths):
-                raise UserError(
-                    f"projected_lengths has {rows:,}, but no length is larger than {max(sweep.lengths):,}, so nothing "
-                    "would be shortened; give a smaller K, or greater lengths"
-                )
+    rows, length = max(sweep.projected_lengths), max(sweep.lengths)
+    if rows > length and any(IMPLEMENTATIONS[name].projects for name in sweep.implementations):
+        raise UserError(
+            f"projected_lengths has {rows:,}, but no length is larger than {length:,}, so nothing would be shortened; "
+            "give a smaller K, or greater lengths"
+        )
 
 
 def check_device(device: str) -> None:
@@ -216,7 +182,7 @@ def check_device(device: str) -> None:
         torch.empty(1, device=device).item()  # fails on the meta device
     except (RuntimeError, AssertionError, NotImplementedError):
         found = [str(torch.accelerator.current_accelerator())] if torch.accelerator.is_available() else []
-        raise UserError(f"device is {device!r}; PyTorch has here: {', '.join(['cpu', *found])}") from None
+        raise UserError(f"device {device!r} is not available; available: {', '.join(['cpu', *found])}") from None
 
 
 def read_keys(path: Path) -> dict[str, Any]:

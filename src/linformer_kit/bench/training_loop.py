@@ -1,47 +1,68 @@
 """The subjects that run `linformer_kit.training`: steps of the real training loop, and the preparation of data.
 
-Both use synthetic reviews and the shipped configuration `imdb`. `training` is imported lazily: nothing else needs it.
+Both use synthetic reviews and the shipped configuration `imdb`.
 """
 
 import atexit
 import contextlib
-import copy
 import gzip
 import io
 import json
-import os
 import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
-import torch
 from rich.console import Console
-from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from .checks import require_model_agreement
-from .encoders import linformer_stack, our_encoder, random_ids
+from ..training import prepare
+from ..training.config import load_config
+from ..training.progress import Bar, MetricsFile
+from ..training.run import RunFolder
+from ..training.train import make_trainer, quiet_libraries
+from .encoders import with_linformer_layers
 from .measure import Phases
-from .point import LINFORMER, OURS, Point
+from .point import LINFORMER, NO_ATTENTION_DROPOUT, Point
+from .workload import Workload
 
 CONFIG = "imdb"
-NO_DROPOUT = "no attention dropout"  # fused attention is possible then
-VARIANTS = {
-    ("trainer", OURS): ("dynamic", "linear", f"dynamic, {NO_DROPOUT}"),
-    ("trainer", "full-attention"): ("", NO_DROPOUT),
-    ("preparation", OURS): ("bpe", "bytes"),
-}
 # timed steps per call of the training loop, after one step that is not timed
 TURN_STEPS = 3
 FORWARD, BACKWARD, OPTIMIZER, OVERHEAD = "forward", "backward", "clipping and optimizer", "overhead"
 READING, TOKENIZER, TOKENIZING = "reading", "training the tokenizer", "tokenizing"
+
+
+class PhaseTimer:
+    """Adds up the seconds of each phase; the phase "" is the whole."""
+
+    def __init__(self, *phases: str):
+        self.seconds = dict.fromkeys(("", *phases), 0.0)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a block, or as a decorator the calls of a function."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - begun
+
+
+def with_overhead(seconds: Mapping[str, float]) -> Phases:
+    """The phases, and the rest of the whole."""
+    return Phases({**seconds, OVERHEAD: 2 * seconds[""] - sum(seconds.values())})
+
+
+def make_workload(point: Point) -> Workload:
+    return Workload(make_loop(point)) if point.subject == "trainer" else make_preparation(point)
 
 
 # data
@@ -97,71 +118,22 @@ def quiet_console(**options: Any) -> Console:
 # the training loop
 
 
-class PackageLayers(nn.Module):
-    """All layers of the package `linformer` with our weights, as a drop-in for the layers of our model."""
-
-    def __init__(self, ours: Any):
-        super().__init__()
-        self.stack = linformer_stack(ours)
-
-    def forward(self, x_BNC: Tensor, mask_BN: Tensor | None, *others: Any, **options: Any) -> tuple[Tensor, None, None]:
-        if mask_BN is not None:
-            raise ValueError(f"{LINFORMER} ignores masks; all examples must have the same length")
-        return self.stack(x_BNC), None, None  # as `LinformerLayer`: hidden states, and no attention weights
-
-
-def with_package_layers(model: Any) -> Any:
-    """The model with the layers of `linformer`; embeddings, last norm, pooling and head stay."""
-    model.layers = nn.ModuleList([PackageLayers(model)])
-    return model
-
-
-def check_trainer(point: Point) -> None:
-    """Compare the model without dropout with the plain form in float64."""
-    small = replace(point.small(), variant=point.variant.split(",")[0].replace(NO_DROPOUT, ""))
-    torch.manual_seed(0)
-    exact = our_encoder(small)
-    model = copy.deepcopy(exact)
-    if point.implementation == LINFORMER:
-        model = with_package_layers(model)
-    require_model_agreement(point.implementation, model, exact.double(), random_ids(2, small.length))
-
-
 class TimedLoop(TrainerCallback):
     """Runs the training loop a few steps at a time and measures the time of its phases."""
 
     def __init__(self, trainer: Any):
-        self.trainer, self.begun = trainer, 0.0
-        self.spent = dict.fromkeys((FORWARD, BACKWARD, OPTIMIZER), 0.0)
+        self.trainer, self.timer = trainer, PhaseTimer(FORWARD, BACKWARD, OPTIMIZER)
         self.marks: list[dict[str, float]] = []
-        trainer.create_optimizer()
-        trainer.model.register_forward_pre_hook(lambda *_: self.begin())
-        trainer.model.register_forward_hook(lambda *_: self.end(FORWARD))
-        trainer.optimizer.register_step_pre_hook(lambda *_: self.begin())
-        trainer.optimizer.register_step_post_hook(lambda *_: self.end(OPTIMIZER))
-        accelerator = trainer.accelerator
-        accelerator.backward = self.timed(BACKWARD, accelerator.backward)
-        accelerator.clip_grad_norm_ = self.timed(OPTIMIZER, accelerator.clip_grad_norm_)
+        model, accelerator, optimizer = trainer.model, trainer.accelerator, trainer.create_optimizer()
+        model.forward = self.timer.phase(FORWARD)(model.forward)
+        accelerator.backward = self.timer.phase(BACKWARD)(accelerator.backward)
+        accelerator.clip_grad_norm_ = self.timer.phase(OPTIMIZER)(accelerator.clip_grad_norm_)
+        # a method, because learning rate schedulers wrap it
+        optimizer.step = MethodType(self.timer.phase(OPTIMIZER)(type(optimizer).step), optimizer)
         trainer.add_callback(self)  # added last, so that the time of the other callbacks is included
 
-    def begin(self) -> None:
-        self.begun = time.perf_counter()
-
-    def end(self, phase: str) -> None:
-        self.spent[phase] += time.perf_counter() - self.begun
-
-    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.begin()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.end(phase)
-
-        return call
-
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.marks.append({**self.spent, "": time.perf_counter()})
+        self.marks.append({**self.timer.seconds, "": time.perf_counter()})
         control.should_training_stop = len(self.marks) > TURN_STEPS
 
     def __call__(self) -> Phases:
@@ -177,18 +149,11 @@ class TimedLoop(TrainerCallback):
                 if hasattr(callback, "close"):  # the progress bar has a thread, which an exception would not stop
                     callback.close()
         first, last = self.marks[0], self.marks[-1]
-        seconds = {phase: (last[phase] - first[phase]) / TURN_STEPS for phase in first}
-        return Phases({**seconds, OVERHEAD: 2 * seconds[""] - sum(seconds.values())})
+        return with_overhead({phase: (last[phase] - first[phase]) / TURN_STEPS for phase in first})
 
 
 def make_loop(point: Point) -> TimedLoop:
     """The trainer that `linformer train` builds, with everything that it writes and shows, but without evaluations."""
-    from ..training.config import load_config
-    from ..training.prepare import prepare
-    from ..training.progress import Bar, MetricsFile
-    from ..training.run import RunFolder
-    from ..training.train import make_trainer, quiet_libraries
-
     quiet_libraries()
     folder = temporary_folder()
     # every review is cut to N tokens, so that all examples have the same length; a tenth becomes the validation set
@@ -198,74 +163,42 @@ def make_loop(point: Point) -> TimedLoop:
     if point.projected_length is None:
         changes.append("model.attention=full")
     else:
-        projection = point.variant.split(",")[0] or "linear"
-        changes += [f"model.projection={projection}", f"model.projected_length={point.projected_length}"]
-        changes.append(f"model.sharing={point.sharing}")
-    if NO_DROPOUT in point.variant:
+        changes += [f"model.{name}={value}" for name, value in point.projection_options.items()]
+    if NO_ATTENTION_DROPOUT in point.variant:
         changes.append("model.attention_probs_dropout_prob=0")
     config = load_config(CONFIG, [*overrides(point, folder), *changes])
     run = RunFolder(folder / "run")
     run.folder.mkdir()
-    trainer, _ = make_trainer(config, prepare(config, quiet_console()), run)
+    trainer, _ = make_trainer(config, prepare.prepare(config, quiet_console()), run)
     for callback in (MetricsFile(run, 0), Bar(quiet_console(force_terminal=True))):
         trainer.add_callback(callback)
     if point.implementation == LINFORMER:
-        with_package_layers(trainer.model.model)
+        with_linformer_layers(trainer.model.model)
     return TimedLoop(trainer)
 
 
 # preparation
 
 
-def make_preparation(point: Point) -> tuple[Callable[[], Phases], dict[str, float]]:
-    """A call of `linformer prepare` with an empty cache on one core, and the megabytes of text in each phase."""
-    from ..training import prepare
-    from ..training.config import load_config
-
+def make_preparation(point: Point) -> Workload:
+    """A call of `linformer prepare` with an empty cache, and the megabytes of text in each phase."""
     folder = temporary_folder()
     write_reviews(folder, point.batch)
     config = load_config(CONFIG, [*overrides(point, folder), f"tokenizer.kind={point.variant}"])
     splits = prepare.read_splits(config)
     sizes = {role: sum(len(text.encode()) for text in rows["text"]) / 1e6 for role, rows in splits.items()}
-    call = partial(prepare_once, config, folder / "cache")
-    return call, {**dict.fromkeys(("", READING, TOKENIZING), sum(sizes.values())), TOKENIZER: sizes["train"]}
+    megabytes = {**dict.fromkeys(("", READING, TOKENIZING), sum(sizes.values())), TOKENIZER: sizes["train"]}
+    columns = {phase: {"megabytes": size} for phase, size in megabytes.items()}
+    return Workload(partial(prepare_once, config, folder / "cache"), columns)
 
 
 def prepare_once(config: Any, cache: Path) -> Phases:
-    from ..training import prepare
-
     shutil.rmtree(cache, ignore_errors=True)
-    phases = {"read_splits": READING, "make_tokenizer": TOKENIZER, "tokenize": TOKENIZING}
-    functions = {name: getattr(prepare, name) for name in phases}
-    seconds = dict.fromkeys(["", *phases.values()], 0.0)
-
-    def timed(phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        begun = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            seconds[phase] += time.perf_counter() - begun
-
-    try:
-        for name, phase in phases.items():
-            setattr(prepare, name, partial(timed, phase, functions[name]))
-        with one_core():
-            timed("", prepare.prepare, config, quiet_console())
-    finally:
-        for name, function in functions.items():
-            setattr(prepare, name, function)
-    return Phases({**seconds, OVERHEAD: 2 * seconds[""] - sum(seconds.values())})
-
-
-@contextlib.contextmanager
-def one_core() -> Iterator[None]:
-    """Run this thread, and threads that it starts, on one core, where the system supports it."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
+    timer = PhaseTimer(READING, TOKENIZER, TOKENIZING)
+    timed = {
+        name: timer.phase(phase)(getattr(prepare, name))
+        for name, phase in {"read_splits": READING, "make_tokenizer": TOKENIZER, "tokenize": TOKENIZING}.items()
+    }
+    with patch.multiple(prepare, **timed), timer.phase(""):
+        prepare.prepare(config, quiet_console())
+    return with_overhead(timer.seconds)

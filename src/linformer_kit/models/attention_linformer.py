@@ -242,8 +242,8 @@ class LinformerAttention(MultiHeadLayer):
         check_features("x", x, self.embed_dim, self._like(x))
         if context.keys_BGKD.shape[0] != x.shape[0]:
             raise ValueError(
-                f"x has {x.shape[0]} examples but the context has {context.keys_BGKD.shape[0]}; give each example its "
-                "context"
+                f"x has {x.shape[0]} examples but the context has {context.keys_BGKD.shape[0]}; pass one "
+                "context per example"
             )
         kept, now = context.keys_BGKD, computed_dtype(self._like(x))
         if (kept.dtype, kept.device) != (now, x.device):
@@ -297,8 +297,8 @@ class LinformerAttention(MultiHeadLayer):
     def _sequence_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
         """`(Eᵀ X) W + b`."""
         rows_BMKC, present_BK = projection(x_BNC, lengths_B)
-        keys_BGKD = self._project_rows(self.key, rows_BMKC[:, projection.of_keys()])
-        values_BGKD = self._project_rows(self.value, rows_BMKC[:, projection.of_values()])
+        keys_BGKD = self._project_rows(self.key, rows_BMKC[:, projection.key_slice()])
+        values_BGKD = self._project_rows(self.value, rows_BMKC[:, projection.value_slice()])
         return KeysValues(keys_BGKD, values_BGKD, present_BK)
 
     def _features_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
@@ -319,7 +319,11 @@ class LinformerAttention(MultiHeadLayer):
             # under autocast, the sum would have the precision of the bias
             return projected_BGKD + bias_G1D.to(projected_BGKD.dtype)
 
-        return KeysValues(project(self.key, projection.of_keys()), project(self.value, projection.of_values()), None)
+        keys_BGKD, values_BGKD = (
+            project(self.key, projection.key_slice()),
+            project(self.value, projection.value_slice()),
+        )
+        return KeysValues(keys_BGKD, values_BGKD, None)
 
     def _per_head(self, context: KeysValues, need_weights: bool, fused: bool) -> Attend:
         """`softmax((X W_Q + b_Q) keysᵀ / √D) values · W_O + b_O`."""

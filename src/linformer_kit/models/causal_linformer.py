@@ -277,7 +277,7 @@ class CausalLinformerAttention(MultiHeadLayer):
             shape = (batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
             return features_XGKD.transpose(1, 2).reshape(shape)
 
-        key_rows, value_rows = rows_XMKC[:, projection.of_keys()], rows_XMKC[:, projection.of_values()]
+        key_rows, value_rows = rows_XMKC[:, projection.key_slice()], rows_XMKC[:, projection.value_slice()]
         return Summaries(rows(self.key, key_rows), rows(self.value, value_rows))
 
     def _attend_to_all(self, query_BTF: Tensor, tokens: Tokens) -> Tensor:

@@ -39,7 +39,7 @@ HUGGING_FACE_KEYS = {
 }
 
 # similarity, from 0 to 1, above which an unknown key is a misspelled field and not a key of another library
-MISSPELLED = 0.9
+MISSPELLING_CUTOFF = 0.9
 
 logger = logging.get_logger(__name__)
 
@@ -134,12 +134,12 @@ class LinformerConfig(PreTrainedConfig):
         """As in the base class, but keeps unknown keys of other versions, unless they look misspelled."""
         names = [field.name for field in fields(cls)]
         for name in kwargs:  # other names may be options of `from_pretrained`
-            if name not in names and (hint := nearest_of(name, names, MISSPELLED)):
+            if name not in names and (hint := nearest_of(name, names, MISSPELLING_CUTOFF)):
                 raise TypeError(f"LinformerConfig has no field {name!r}{hint}")
         unknown = [
             name
             for name in config_dict
-            if name not in names and not is_hugging_face_key(name) and not nearest_of(name, names, MISSPELLED)
+            if name not in names and not is_hugging_face_key(name) and not nearest_of(name, names, MISSPELLING_CUTOFF)
         ]
         if unknown:
             logger.warning(f"unknown keys of the configuration are kept, but have no effect: {unknown}")

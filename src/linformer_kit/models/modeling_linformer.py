@@ -456,7 +456,7 @@ class LinformerModel(LinformerPreTrainedModel):
 
     def _past(self, past_key_values: LinformerCache | None, use_cache: bool | None) -> LinformerCache | None:
         if past_key_values is not None and not self.config.is_decoder:
-            raise ValueError("past_key_values given, but an encoder reads the whole input at once; leave it out")
+            raise ValueError("past_key_values is not supported by encoders; omit it")
         if past_key_values is not None and not isinstance(past_key_values, LinformerCache):
             raise TypeError(
                 f"past_key_values is a {type(past_key_values).__name__}; it must be the LinformerCache that the model "

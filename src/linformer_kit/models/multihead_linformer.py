@@ -142,7 +142,7 @@ class MultiHeadLayer(nn.Module):
                 )
             return self.projection
         # not isinstance: adapters wrap a projection
-        if shared is None or not hasattr(shared, "of_keys"):
+        if shared is None or not hasattr(shared, "key_slice"):
             raise ValueError(
                 f"sharing='layerwise' needs the shared projection, but got {shared!r}; build one with "
                 "make_projection(..., sharing='layerwise') and pass it as projection= to every layer"

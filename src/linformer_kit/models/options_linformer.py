@@ -147,7 +147,7 @@ class ProjectionFacts:
             )
         if rescale and not kind.can_rescale:
             raise ValueError(
-                "rescale=True makes up for the rows of E that a short input leaves unused, but "
+                "rescale=True compensates for rows of E unused by short inputs, but "
                 f"projection={projection!r} has no rows of a fixed length; drop rescale, or use "
                 f"projection={list_names(cls.kind_names('can_rescale'))}"
             )

@@ -33,8 +33,8 @@ def plain_attention(
     assert projection is not None
     rows_BMKC = projection(x_BLC if context_BNC is None else context_BNC).rows_BMKC
     query_BHLD = split_heads(layer.query(x_BLC), layer.num_heads)
-    keys_BHKD = key_value_heads(layer, layer.key, rows_BMKC[:, projection.of_keys()])
-    values_BHKD = key_value_heads(layer, layer.value, rows_BMKC[:, projection.of_values()])
+    keys_BHKD = key_value_heads(layer, layer.key, rows_BMKC[:, projection.key_slice()])
+    values_BHKD = key_value_heads(layer, layer.value, rows_BMKC[:, projection.value_slice()])
     weights_BHLK = (query_BHLD @ keys_BHKD.mT / math.sqrt(layer.head_dim)).softmax(dim=-1)
     return layer.output((weights_BHLK @ values_BHKD).transpose(1, 2).flatten(2))
 
@@ -62,8 +62,8 @@ def plain_causal_attention(
     is_before_NN = (token_N <= position_N1) & (token_N // block == position_N1 // block)
     visible_NX = torch.cat([is_finished_NS, is_before_NN], dim=1).to(x_BNC.device)
     query_BHND = split_heads(layer.query(x_BNC), layer.num_heads)
-    keys_BHXD = key_value_heads(layer, layer.key, rows_BMXC[:, projection.of_keys()])
-    values_BHXD = key_value_heads(layer, layer.value, rows_BMXC[:, projection.of_values()])
+    keys_BHXD = key_value_heads(layer, layer.key, rows_BMXC[:, projection.key_slice()])
+    values_BHXD = key_value_heads(layer, layer.value, rows_BMXC[:, projection.value_slice()])
     scores_BHNX = (query_BHND @ keys_BHXD.mT / math.sqrt(layer.head_dim)).masked_fill(~visible_NX, -torch.inf)
     return layer.output((scores_BHNX.softmax(dim=-1) @ values_BHXD).transpose(1, 2).flatten(2))
 

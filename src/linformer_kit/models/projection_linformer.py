@@ -67,7 +67,7 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def root_of_ratio(whole: Tensor, part: Tensor) -> Tensor:
+def sqrt_ratio(whole: Tensor, part: Tensor) -> Tensor:
     """√(whole / part), and 1 where the part is zero, which keeps the gradient finite."""
     some = part > 0
     return torch.where(some, whole, 1).sqrt() / torch.where(some, part, 1).sqrt()  # the ratio itself may overflow
@@ -148,11 +148,11 @@ class Projection(ProjectionFacts, nn.Module):
         """A weight of this projection, converted for `resized`."""
         return weight.detach().clone()
 
-    def of_keys(self) -> slice:
+    def key_slice(self) -> slice:
         """The matrices, out of M, that are E."""
         return slice(0, max(1, self.matrices // 2))
 
-    def of_values(self) -> slice:
+    def value_slice(self) -> slice:
         """The matrices that are F: the second half of M, or the only one."""
         return slice(self.matrices // 2, None)
 
@@ -181,7 +181,7 @@ class DenseProjection(Projection):
 
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
         E = self.matrices_for(x_1NC).E
-        return (E if E.dim() == 3 else E[0])[:, self.of_keys()]
+        return (E if E.dim() == 3 else E[0])[:, self.key_slice()]
 
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         E, scale = self.matrices_for(x_BNC, lengths_B)
@@ -241,7 +241,7 @@ class LinearProjection(DenseProjection, kind="linear"):
             real = squares_NMK[:length].sum(dim=0)
         else:
             real = squares_NMK[:length].cumsum(dim=0)[lengths_B.clamp(min=1) - 1]
-        return root_of_ratio(squares_NMK.sum(dim=0), real)
+        return sqrt_ratio(squares_NMK.sum(dim=0), real)
 
     def extra_repr(self) -> str:
         sizes = f"max_length={self.max_length}, projected_length={self.projected_length}"
@@ -356,7 +356,7 @@ class ConvProjection(Projection, kind="conv"):
         squares_MWC = at_least_float32(self.weight).square()
         real_BK = is_real_BKW.sum(dim=-1).clamp(min=1)  # real tokens come first in every window
         real_BMKC = squares_MWC.cumsum(dim=1)[:, real_BK - 1].transpose(0, 1)
-        return root_of_ratio(squares_MWC.sum(dim=1)[:, None], real_BMKC)
+        return sqrt_ratio(squares_MWC.sum(dim=1)[:, None], real_BMKC)
 
     def extra_repr(self) -> str:
         return (

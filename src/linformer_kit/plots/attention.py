@@ -21,7 +21,7 @@ INCHES_PER_SLOT = 0.13
 MAX_HEADS_HEIGHT = 16.0  # inches of all heat maps of a head, one below the other
 MAX_SLOTS_HEIGHT = 24.0
 MAX_SLOTS = 32
-MAX_HEADS = 3  # with a matrix for each head
+MAX_COLUMNS = 3  # of panels; with a matrix for each head, also of heads
 
 
 def drawable(text: str) -> str:
@@ -46,11 +46,10 @@ def draw_heads(layers_HNK: Sequence[np.ndarray], labels: list[str], slots: Seque
     width = max(5.0, min(9.5, 1.6 + 2.2 * heads))
     height = max(1.1, min(INCHES_PER_LABEL * min(len(labels), MAX_LABELS), MAX_HEADS_HEIGHT / count))
     # titles, tick labels and the footnote need room, too
-    figure, grid = style.new_figure(count, heads, width=width, height=height + 0.12 + 0.9 / count)
+    figure, grid = style.new_figure(count * heads, heads, width=width, height=height + 0.12 + 0.9 / count)
     lowest, highest = min(float(layer.min()) for layer in layers_HNK), max(float(layer.max()) for layer in layers_HNK)
-    scale = PowerNorm(
-        0.5, lowest, highest
-    )  # one scale for all; the root keeps small weights visible next to one near 1
+    # one scale for all; the root keeps small weights visible next to one near 1
+    scale = PowerNorm(0.5, lowest, highest)
     for place, axes in enumerate(grid):
         layer, head = divmod(place, heads)
         image = axes.imshow(layers_HNK[layer][head], COLOR_MAP, aspect="auto", norm=scale)
@@ -94,22 +93,21 @@ def draw_slots(panels: Sequence[tuple[str, np.ndarray]], xlabel: str, note: str)
     A panel is a title and an E of shape (N, heads, K); with several heads, each gets its own panel.
     """
     heads = panels[0][1].shape[1]
-    columns = min(MAX_HEADS, heads) if heads > 1 else min(3, len(panels))
-    rows = len(panels) if heads > 1 else -(-len(panels) // columns)
+    of_heads = [
+        (f"{title}, head {head + 1}" if heads > 1 else title, E_NHK[:, head])
+        for title, E_NHK in panels
+        for head in range(min(MAX_COLUMNS, heads))
+    ]
+    columns = min(MAX_COLUMNS, heads if heads > 1 else len(panels))
+    rows = -(-len(of_heads) // columns)
     # with many layers, fewer slots of each
     most = min(MAX_SLOTS, max(8, int((MAX_SLOTS_HEIGHT / rows - 0.8) / INCHES_PER_SLOT)))
     height = INCHES_PER_SLOT * min(most, max(E.shape[-1] for _, E in panels)) + 0.8 + 0.3 / rows
-    figure, grid = style.new_figure(rows, columns, width=6.0 if columns == 1 else 9.5, height=max(2.0, height))
-    places = [(title, E, head) for title, E in panels for head in range(min(columns, heads) if heads > 1 else 1)]
-    for axes, (title, E_NHK, head) in zip(grid, places, strict=False):
-        draw_ridges(axes, f"{title}, head {head + 1}" if heads > 1 else title, E_NHK[:, head], most)
-    for axes in grid[len(places) :]:
-        axes.remove()
-    for place, axes in enumerate(figure.axes):
-        if place % columns == 0:
-            axes.set_ylabel("slot")
-        axes.set_xlabel(xlabel)
-    some = f" The first {MAX_HEADS} of {heads} heads." if heads > MAX_HEADS else ""
+    figure, grid = style.new_figure(len(of_heads), columns, height=max(2.0, height))
+    for place, (axes, (title, E_NK)) in enumerate(zip(grid, of_heads, strict=True)):
+        draw_ridges(axes, title, E_NK, most)
+        axes.set(xlabel=xlabel, ylabel="slot" if place % columns == 0 else "")
+    some = f" The first {MAX_COLUMNS} of {heads} heads." if heads > MAX_COLUMNS else ""
     style.footnote(figure, note + some)
     return figure
 

@@ -1,12 +1,11 @@
 """Figures of training: metrics over steps, and the lengths of the texts."""
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .style import GRAY, PALETTE, calm, growing_legend, legend, new_figure, plain_label, save
+from .style import GRAY, PALETTE, Look, calm, growing_legend, legend, new_figure, nth_look, plain_label, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 
 # drawn next to the loss: the first that was measured
 METRICS = ("validation_accuracy", "validation_perplexity")
-# with more runs than colors, colors repeat in another line style
-STYLES = ("-", "--", ":", "-.")
+LINE: dict[str, Any] = {"linewidth": 1.8, "markersize": 4}
 
 Metrics = list[dict[str, Any]]
 
@@ -23,63 +21,53 @@ Metrics = list[dict[str, Any]]
 def draw_curves(runs: dict[str, Metrics], path: Path) -> None:
     """Write the figure of `learning_curves`, with the first of `METRICS` that was measured."""
     names = [name for name in METRICS if any(name in line for lines in runs.values() for line in lines)]
-    save(learning_curves(runs, names[0] if names else None), path)
+    save(learning_curves(runs, names[0] if names else ""), path)
 
 
-def learning_curves(runs: Mapping[str, Metrics], metric: str | None) -> "Figure":
+def learning_curves(runs: Mapping[str, Metrics], metric: str) -> "Figure":
     """Left: training and validation loss. Right: the metric, if it was measured. One color and style per run."""
     has_metric = any(metric in line for lines in runs.values() for line in lines)
-    figure, panels = new_figure(1, 2 if has_metric else 1, width=9.5 if has_metric else 6.0)
-    for axes in panels:
-        calm(axes)
-        axes.set_xlabel("step")
-    panels[0].set_ylabel("loss")
-    for place, (name, lines) in enumerate(runs.items()):
-        color, style = PALETTE[place % len(PALETTE)], STYLES[place // len(PALETTE) % len(STYLES)]
-        prefix = f"{plain_label(name)}, " if len(runs) > 1 else ""
-        draw_line(panels[0], lines, "loss", color, ls=style, alpha=0.4, label=f"{prefix}training")
-        draw_line(panels[0], lines, "validation_loss", color, ls=style, marker="o", label=f"{prefix}validation")
+    figure, panels = new_figure(2 if has_metric else 1)
+    looks = {plain_label(name): nth_look(place) for place, name in enumerate(runs)}
+    for (name, look), lines in zip(looks.items(), runs.values(), strict=True):
+        prefix = f"{name}, " if len(runs) > 1 else ""
+        draw_line(panels[0], lines, "loss", f"{prefix}training", look, alpha=0.4)
+        draw_line(panels[0], lines, "validation_loss", f"{prefix}validation", look, marker="o")
         for axes in panels[1:]:
-            draw_line(axes, lines, str(metric), color, ls=style, marker="o", label=plain_label(name))
-            axes.set_ylabel(str(metric).replace("_", " "))
+            draw_line(axes, lines, metric, name, look, marker="o")
+    for axes, what in zip(panels, ("loss", metric.replace("_", " ")), strict=False):
+        calm(axes)
+        axes.set(xlabel="step", ylabel=what)
+        # perplexity falls from the size of the vocabulary
+        low, high = axes.dataLim.intervaly
+        if "perplexity" in what and high > 30 * low > 0:
+            axes.set_yscale("log")
     if len(runs) == 1:
         legend(panels[0])
     else:
-        add_legends(figure, panels)
+        add_legends(figure, panels[0], looks)
     return figure
 
 
-def draw_learning(runs: Mapping[str, Metrics], metric: str) -> "Figure":
-    """`learning_curves`, with a logarithmic axis where the perplexity falls from the size of the vocabulary."""
-    figure = learning_curves(runs, metric)
-    for axes in figure.axes[1:]:
-        low, high = axes.dataLim.intervaly
-        if "perplexity" in metric and high > 30 * low > 0:
-            axes.set_yscale("log")
-    return figure
-
-
-def add_legends(figure: "Figure", panels: "list[Axes]") -> None:
-    """One legend of all runs above the panels, and one for training and validation loss."""
-    handles, labels = panels[-1].get_legend_handles_labels()
-    ending = re.compile(", (training|validation)$")
-    of_runs = {ending.sub("", label): line for label, line in zip(labels, handles, strict=True)}
-    growing_legend(figure, of_runs, fontsize=10)
-    panels[0].plot([], [], color=GRAY, alpha=0.4, linewidth=1.8, label="training")
-    panels[0].plot([], [], color=GRAY, marker="o", markersize=4, linewidth=1.8, label="validation")
-    handles, labels = panels[0].get_legend_handles_labels()
-    panels[0].legend(handles[-2:], labels[-2:], frameon=False, fontsize=10)
-
-
-def draw_line(axes: "Axes", lines: Metrics, metric: str, color: str, **options: Any) -> None:
+def draw_line(axes: "Axes", lines: Metrics, metric: str, label: str, look: Look, **options: Any) -> None:
     points = [(line["step"], line[metric]) for line in lines if metric in line and math.isfinite(line[metric])]
     if points:
-        axes.plot(*zip(*points, strict=True), color=color, linewidth=1.8, markersize=4, **options)
+        axes.plot(*zip(*points, strict=True), label=label, **LINE, **look, **options)
+
+
+def add_legends(figure: "Figure", axes: "Axes", looks: Mapping[str, Look]) -> None:
+    """One legend of all runs above the panels, and one for training and validation loss."""
+    from matplotlib.lines import Line2D
+
+    growing_legend(figure, {name: Line2D([], [], marker="o", **LINE, **look) for name, look in looks.items()}, 10)
+    training = Line2D([], [], color=GRAY, alpha=0.4, label="training", **LINE)
+    validation = Line2D([], [], color=GRAY, marker="o", label="validation", **LINE)
+    axes.legend(handles=[training, validation], frameon=False, fontsize=10)
 
 
 def draw_lengths(summary: dict[str, Any], path: Path) -> None:
     """Histograms of the text lengths of each split, in tokens, with the length at which texts are truncated."""
-    figure, (axes,) = new_figure(1, 1, width=5.0)
+    figure, (axes,) = new_figure(1, width=5.0)
     calm(axes)
     for (role, split), color in zip(summary["splits"].items(), PALETTE, strict=False):
         histogram, texts = split["length"]["histogram"], max(1, split["length"]["texts"])

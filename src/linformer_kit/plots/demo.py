@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 
 from ..formatting import format_ratio
 from . import style
-from .style import BLUE, VERMILION, Look
+from .style import BLUE, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOOKS = (Look(BLUE, "o"), Look(VERMILION, "s"))
+LOOKS = ({"color": BLUE, "marker": "o"}, {"color": VERMILION, "marker": "s"})
 
 
 def draw_demo(
     classes: Sequence[str], confusion: Sequence[Sequence[int]], seconds: Mapping[int, Mapping[str, float]]
 ) -> "Figure":
     """`confusion` has a row for each true class; `seconds` are by length, then by model, Linformer first."""
-    figure, (left, right) = style.new_figure(1, 2, width=10, height=4.6)
+    figure, (left, right) = style.new_figure(2, width=10, height=4.6)
     draw_confusion(left, classes, confusion)
     draw_times(right, seconds)
     return figure
@@ -33,8 +33,7 @@ def draw_confusion(axes: "Axes", classes: Sequence[str], confusion: Sequence[Seq
     for row, counts in enumerate(confusion):
         for column, count in enumerate(counts):
             if count:
-                color = "white" if shares[row][column] > 0.5 else "black"
-                axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=9)
+                style.write_in_cell(axes, row, column, str(count), is_dark=shares[row][column] > 0.5)
     places = range(len(classes))
     axes.set_xticks(places, classes, rotation=40, ha="right", rotation_mode="anchor")
     axes.set_yticks(places, classes)
@@ -52,7 +51,7 @@ def draw_times(axes: "Axes", seconds: Mapping[int, Mapping[str, float]]) -> None
     """Time over length, with the ratio at the greatest length."""
     names = list(next(iter(seconds.values())))
     lines = {name: [(float(length), by_name[name]) for length, by_name in seconds.items()] for name in names}
-    style.cost_lines(axes, "", lines, dict(zip(names, LOOKS, strict=True)), "time")
+    style.cost_lines(axes, "", lines, LOOKS, "time")
     length, by_name = max(seconds.items())
     ours, other = by_name.values()
     # in the corner that rising lines leave free

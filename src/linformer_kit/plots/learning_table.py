@@ -16,8 +16,6 @@ LABELS = {"perplexity": "test perplexity (lower is better)", "accuracy": "test a
 # a perplexity this many times as high as the others is printed instead of drawn, to keep the others readable
 FAR = 1.5
 
-Scores = Mapping[str, Sequence[float]]
-
 
 def draw_learning_table(
     rows: Sequence[Row], curves: Sequence[Row], variants: Sequence[str], baseline: str, metric: str, note: str
@@ -28,22 +26,21 @@ def draw_learning_table(
     Variants without rows are left out. `metric` is perplexity, accuracy or bleu, whose curves show the perplexity.
     """
     scale = 100 if metric == "accuracy" else 1
-    scores = {
-        name: [scale * float(row[f"test_{metric}"]) for row in rows if row["variant"] == name] for name in variants
-    }
-    scores = {name: values for name, values in scores.items() if values}
+    tests, lines = (
+        {name: found for name in variants if (found := [row for row in table if row["variant"] == name])}
+        for table in (rows, curves)
+    )
+    scores = {name: [scale * float(row[f"test_{metric}"]) for row in found] for name, found in tests.items()}
     points = {
-        name: sorted(
-            (float(row["tokens"]) / 1e6, scale * float(row["metric"])) for row in curves if row["variant"] == name
-        )
-        for name in variants
+        name: sorted((float(row["tokens"]) / 1e6, scale * float(row["metric"])) for row in found)
+        for name, found in lines.items()
     }
-    figure, (left, right) = style.new_figure(1, 2, width=11, height=max(3.6, 1.8 + 0.28 * len(scores)))
-    draw_curves(left, {name: line for name, line in points.items() if line}, variants, baseline, metric)
+    figure, (left, right) = style.new_figure(2, width=11, height=max(3.6, 1.8 + 0.28 * len(scores)))
+    draw_curves(left, points, variants, baseline, metric)
     draw_scores(right, scores, baseline)
     right.set_xlabel(LABELS[metric])
-    lines, names = left.get_legend_handles_labels()
-    style.growing_legend(figure, dict(zip(names, lines, strict=True)), fontsize=10)
+    handles, names = left.get_legend_handles_labels()
+    style.growing_legend(figure, dict(zip(names, handles, strict=True)), fontsize=10)
     style.footnote(figure, note)
     return figure
 
@@ -60,24 +57,21 @@ def draw_curves(
         axes.set_ylim(0.97 * min(later), max(later))
     others = [name for name in variants if name != baseline]
     for name, line in points.items():
-        look: dict[str, Any] = {"color": style.BLACK, "linewidth": 2.4}
-        if name != baseline:
-            dashes, color = divmod(others.index(name), len(style.PALETTE))
-            look = {"color": style.PALETTE[color], "linestyle": ("-", "--", ":")[dashes % 3]}
+        is_baseline = name == baseline
+        look: Any = {"color": style.BLACK, "linewidth": 2.4} if is_baseline else style.nth_look(others.index(name))
         axes.plot(*zip(*line, strict=True), label=name, **look)
-    axes.set_xlabel("million tokens")
-    axes.set_ylabel("validation accuracy in %" if metric == "accuracy" else "validation perplexity")
-    finish(axes, "During training, first seed")
+    ylabel = "validation accuracy in %" if metric == "accuracy" else "validation perplexity"
+    axes.set(xlabel="million tokens", ylabel=ylabel)
+    style.calm(axes, "During training, first seed")
 
 
-def draw_scores(axes: "Axes", scores: Scores, baseline: str) -> None:
+def draw_scores(axes: "Axes", scores: Mapping[str, Sequence[float]], baseline: str) -> None:
     """One dot per seed and a bar at the mean of each variant; a dashed line at the mean of the baseline."""
     for place, (name, values) in enumerate(scores.items()):
         mean = statistics.fmean(values)
         if baseline in scores and mean > FAR * max(scores[baseline]):
-            right_edge = axes.get_yaxis_transform()
-            label = f"{mean:.0f} →"
-            axes.text(0.99, place, label, transform=right_edge, ha="right", va="center", color=style.BLUE)
+            right_edge: Any = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
+            axes.text(0.99, place, f"{mean:.0f} →", color=style.BLUE, **right_edge)
             continue
         color = style.GRAY if name == baseline else style.BLUE
         axes.plot(values, [place] * len(values), "o", color=color, alpha=0.6, markersize=7)
@@ -86,16 +80,16 @@ def draw_scores(axes: "Axes", scores: Scores, baseline: str) -> None:
             axes.axvline(mean, color=style.GRAY, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(scores)), [textwrap.fill(name, 24) for name in scores])
     axes.set_ylim(len(scores) - 0.5, -0.5)
-    finish(axes, "On the test split")
+    style.calm(axes, "On the test split")
 
 
 def draw_learning_overview(rows: Sequence[Row], scores: Sequence[tuple[Sequence[float], Sequence[float]]]) -> "Figure":
-    """Quality and speed of training, one line per job, with full attention at 100 % and 1.
+    """Quality and speed of training, one line per job, with full attention at 100% and 1.
 
     `rows` have the columns job, Linformer, metric and "times as fast"; `scores` are the test metrics of full attention
     and of the Linformer for each row, over the same seeds.
     """
-    figure, (left, right) = style.new_figure(1, 2, width=11, height=1.6 + 0.5 * len(rows))
+    figure, (left, right) = style.new_figure(2, width=11, height=1.6 + 0.5 * len(rows))
     for place, (row, (full, linformer)) in enumerate(zip(rows, scores, strict=True)):
         mean = statistics.fmean(full)
         for values, color in ((full, style.GRAY), (linformer, style.BLUE)):
@@ -111,11 +105,6 @@ def draw_learning_overview(rows: Sequence[Row], scores: Sequence[tuple[Sequence[
     for axes, title, one in ((left, "Quality", 100), (right, "Speed of training", 1)):
         axes.axvline(one, color=style.GRAY, linewidth=1, linestyle="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        finish(axes, title)
+        style.calm(axes, title)
     style.footnote(figure, "one dot per seed; `python benchmarks/learning.py`")
     return figure
-
-
-def finish(axes: "Axes", title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-    style.calm(axes)

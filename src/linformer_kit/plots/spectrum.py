@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from .style import GRAY, MARKERS, PALETTE, calm, footnote, legend, new_figure, set_title
+from .style import GRAY, MARKERS, PALETTE, calm, footnote, legend, new_figure, set_title, write_in_cell
 
 COLORS = mpl.colormaps["cividis"]
 MAX_NUMBERS = 16  # of numbers in a row or column of the heat map; more do not fit
@@ -31,7 +31,7 @@ class Layer(NamedTuple):
 
 def draw_spectrum(layers: Sequence[Layer], source: str) -> dict[str, Figure]:
     """The figures by name; `source` says what was measured."""
-    figure, (left, right) = new_figure(1, 2, width=11, height=4.2)
+    figure, (left, right) = new_figure(2, width=11, height=4.2)
     draw_curves(figure, left, layers)
     draw_heads(figure, right, layers)
     footnote(figure, f"{source}; lines: mean over heads, bands: the middle half of the heads")
@@ -45,10 +45,9 @@ def draw_curves(figure: Any, axes: Any, layers: Sequence[Layer]) -> None:
         band = np.quantile(layer.shares, MIDDLE_HALF, axis=0)
         axes.fill_between(layer.ks, *band, color=color, alpha=0.15, linewidth=0)
         axes.plot(layer.ks, layer.shares.mean(axis=0), color=color, linewidth=1.8)
-    calm(axes)
+    calm(axes, "Share held by the k largest singular values")
     for k in {layer.quarter for layer in layers}:
         axes.axvline(k, color=GRAY, linestyle=":", linewidth=1.2)
-    set_title(axes, "Share held by the k largest singular values")
     axes.set(xlabel="k", ylim=(0, 1.01), xlim=(0, max(layer.ks[-1] for layer in layers)))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     limits = np.arange(len(layers) + 1) + 0.5
@@ -74,7 +73,10 @@ def draw_heads(figure: Any, axes: Any, layers: Sequence[Layer]) -> None:
     masked = np.ma.masked_invalid(shares)
     cells = axes.pcolormesh(*edges, masked, cmap=COLORS, norm=norm, edgecolors="white", linewidth=0.6)
     if max(shares.shape) <= MAX_NUMBERS:
-        write_numbers(axes, shares, norm)
+        for (layer, head), share in np.ndenumerate(shares):
+            if not np.isnan(share):
+                is_dark = norm(share) < COLORS.N / 2
+                write_in_cell(axes, layer + 1, head + 1, f"{100 * share:.0f}", is_dark, fontsize=8)
     quarters = {layer.quarter for layer in layers}  # several in a Linformer with a K for each layer
     title = f"{quarters.pop():,} largest" if len(quarters) == 1 else "largest quarter"
     set_title(axes, f"Share held by the {title}")
@@ -86,25 +88,16 @@ def draw_heads(figure: Any, axes: Any, layers: Sequence[Layer]) -> None:
     figure.colorbar(cells, ax=axes, format=PercentFormatter(1), pad=0.02)
 
 
-def write_numbers(axes: Any, shares: NDArray[np.float64], norm: BoundaryNorm) -> None:
-    """The shares in percent, in their cells."""
-    for (layer, head), share in np.ndenumerate(shares):
-        if not np.isnan(share):
-            color = "white" if norm(share) < COLORS.N / 2 else "black"
-            axes.text(head + 1, layer + 1, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color)
-
-
 def draw_ranks(layers: Sequence[Layer], source: str) -> Figure:
     """The number of singular values that hold each share, by layer."""
-    figure, (axes,) = new_figure(1, 1, width=6.5)
-    calm(axes)
+    figure, (axes,) = new_figure(1, width=6.5)
+    calm(axes, "Singular values needed for a share of their sum")
     for share, color, marker, offset in zip(layers[0].ranks, PALETTE, MARKERS, (-0.08, 0, 0.08), strict=False):
         heads = [(layer.number + offset, k) for layer in layers for k in layer.ranks[share]]
         look: dict[str, Any] = {"color": color, "marker": marker}
         axes.plot(*zip(*heads, strict=True), **look, markersize=3, linestyle="", alpha=0.3, markeredgewidth=0)
         means = [(layer.number, layer.mean_ranks[share]) for layer in layers]
         axes.plot(*zip(*means, strict=True), **look, markersize=6, linewidth=1.8, label=f"{share:.0%}")
-    set_title(axes, "Singular values needed for a share of their sum")
     axes.set(xlabel="layer", ylabel="K", ylim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     legend(axes, loc="best")

@@ -4,9 +4,8 @@ import io
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import atomic_file
@@ -23,33 +22,43 @@ ORANGE, SKY, GREEN, BLUE = "#E69F00", "#56B4E9", "#009E73", "#0072B2"
 VERMILION, PURPLE, GRAY, BLACK = "#D55E00", "#CC79A7", "#666666", "#000000"
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINE_STYLES = ("-", "--", ":", "-.")
 
 Points = list[tuple[float, float]]
+Look = dict[str, Any]  # color, marker and line style of a line, as options of matplotlib
 
 
-@dataclass(frozen=True)
-class Look:
-    """Color, marker and line style of a line."""
-
-    color: str
-    marker: str
-    style: str = "-"
+def nth_look(place: int) -> Look:
+    """The look of one of many lines: with more lines than colors, colors repeat in another line style."""
+    styles, color = divmod(place, len(PALETTE))
+    return {"color": PALETTE[color], "linestyle": LINE_STYLES[styles % len(LINE_STYLES)]}
 
 
-def new_figure(rows: int, columns: int, width: float = 9.5, height: float = 3.6) -> tuple["Figure", list["Axes"]]:
-    """A figure and its axes in reading order. Without pyplot, which would keep the figure and look for a display."""
+def new_figure(
+    panels: int, columns: int = 2, width: float | None = None, height: float = 3.6
+) -> tuple["Figure", list["Axes"]]:
+    """A figure with rows of this height, and its panels in reading order; the width follows from the columns.
+
+    Without pyplot, which would keep the figure and look for a display.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height * rows), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    columns = min(columns, panels)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(width or (6.0 if columns == 1 else 9.5), height * rows), layout="constrained")
+    all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in all_axes[panels:]:
+        axes.remove()
+    return figure, all_axes[:panels]
 
 
 def set_title(axes: "Axes", title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
 
 
-def calm(axes: "Axes") -> None:
-    """A light grid behind the data; no frame at the top and right."""
+def calm(axes: "Axes", title: str = "") -> None:
+    """A title, and a light grid behind the data; no frame at the top and right."""
+    set_title(axes, title)
     axes.grid(True, color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -64,27 +73,21 @@ def over_length(axes: "Axes", title: str, lengths: Sequence[float]) -> None:
     """Title, grid and a logarithmic axis of lengths."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    set_title(axes, plain_label(title))
+    calm(axes, plain_label(title))
     axes.set_xscale("log", base=2)
     step = max(1, -(-len(lengths) // 8))  # more labels would overlap
     axes.xaxis.set_major_locator(FixedLocator(list(lengths[::-step])))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     axes.set_xlabel("length N")
-    calm(axes)
 
 
-def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Mapping[str, Look], unit: str) -> None:
+def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Sequence[Look], unit: str) -> None:
     """Cost over length, both logarithmic. `unit` is "time" (seconds) or "memory" (MiB)."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    for name, points in lines.items():
-        if points:
-            look, label = looks[name], plain_label(name)
-            xs, ys = zip(*points, strict=True)
-            axes.plot(
-                xs, ys, color=look.color, marker=look.marker, ls=look.style, markersize=5, linewidth=1.8, label=label
-            )
+    for (name, points), look in zip(lines.items(), looks, strict=True):
+        axes.plot(*zip(*points, strict=True), label=plain_label(name), markersize=5, linewidth=1.8, **look)
     over_length(axes, title, sorted({x for points in lines.values() for x, _ in points}))
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(4) if unit == "memory" else LogLocator(10, subs=(1, 3)))
@@ -93,10 +96,16 @@ def cost_lines(axes: "Axes", title: str, lines: Mapping[str, Points], looks: Map
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats[unit](value)))
 
 
-def legend(axes: "Axes", **options) -> None:
+def write_in_cell(axes: "Axes", row: float, column: float, text: str, is_dark: bool, fontsize: float = 9) -> None:
+    """A text in a cell of a heat map."""
+    color = "white" if is_dark else "black"
+    axes.text(column, row, text, ha="center", va="center", fontsize=fontsize, color=color)
+
+
+def legend(axes: "Axes", fontsize: float = 10, **options: Any) -> None:
     """A legend, unless the panel is empty, as after a run that was stopped early."""
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=10, **options)
+        axes.legend(frameon=False, fontsize=fontsize, **options)
 
 
 def growing_legend(figure: "Figure", named: "Mapping[str, Artist]", fontsize: float) -> None:
@@ -117,28 +126,23 @@ def footnote(figure: "Figure", text: str) -> None:
 
 def save(figure: "Figure", path: Path) -> None:
     """Write the figure atomically; the format follows from the suffix."""
+    with atomic_file(path) as unfinished:
+        unfinished.write_bytes(render(figure, path.suffix[1:].lower(), path.stem))
+
+
+def render(figure: "Figure", kind: str, name: str) -> bytes:
+    """The figure as "png" or "svg"; raises if its labels leave no room for the panels, where matplotlib only warns."""
     import matplotlib
 
-    # equal figures give equal files: no date, and stable ids
-    options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
-    with matplotlib.rc_context({"svg.hashsalt": path.stem}), atomic_file(path) as unfinished:
-        render(figure, unfinished, dpi=DOTS_PER_INCH, **options)
-
-
-def as_svg(figure: "Figure") -> bytes:
-    """The figure as SVG."""
     file = io.BytesIO()
-    render(figure, file, format="svg", metadata={"Date": None})
-    return file.getvalue()
-
-
-def render(figure: "Figure", file: Path | IO[bytes], **options: Any) -> None:
-    """Write the figure; raises if its labels leave no room for the panels, where matplotlib only warns."""
-    with warnings.catch_warnings():
+    # equal figures give equal files: no date, and stable ids
+    options: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {}
+    with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied", UserWarning)
         try:
-            figure.savefig(file, **options)
+            figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, **options)
         except UserWarning:
             raise UserError(
                 "too many runs or too long names for one picture; give fewer runs, or rename their directories"
             ) from None
+    return file.getvalue()

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,28 +19,20 @@ MAX_TOKENS = 48  # of a running text
 MAX_CHARACTERS = 400  # of a cell
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Some predictions of a run; without a table, `note` says why there are none."""
+def read_examples(run: Run) -> tuple[str, Table | None]:
+    """The translations that `linformer evaluate` wrote, or predictions for a few examples of the validation split.
 
-    name: str
-    note: str
-    table: Table | None = None
-
-
-def read_examples(run: Run) -> Examples:
-    """The translations that `linformer evaluate` wrote, or predictions for a few examples of the validation split."""
+    A note about them comes first; without a table, it says why there is none.
+    """
+    written = run.folder / "translations.jsonl"
     try:
-        written = run.folder / "translations.jsonl"
         if written.is_file():
-            note = f"The first lines of {written.name}, written by `linformer evaluate`."
-            return Examples(run.name, note, read_translations(written))
-        if not run.is_finished:
-            return Examples(run.name, "The run is not finished, so it has no model yet.")
-        note = "Examples spread over the validation split, predicted for this report."
-        return Examples(run.name, note, predict_examples(run))
+            return f"The first lines of {written.name}, written by `linformer evaluate`.", read_translations(written)
+        if run.is_finished:
+            return "Examples spread over the validation split, predicted for this report.", predict_examples(run)
+        return "The run is not finished, so it has no model yet.", None
     except (OSError, UserError) as error:
-        return Examples(run.name, f"There are no examples to show: {' '.join(str(error).split())}")
+        return f"There are no examples to show: {' '.join(str(error).split())}", None
 
 
 def read_translations(path: Path) -> Table:

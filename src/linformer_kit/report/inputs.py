@@ -1,6 +1,5 @@
 """The inputs of `linformer plot` and `linformer report`: tables of `linformer compare`, runs, saved models, spectra."""
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..csv_tables import Row
 from ..errors import UserError
-from ..plots.costs import complete_rows
+from ..plots.costs import without_other_sizes
 
 if TYPE_CHECKING:  # tables can be drawn without the packages that runs need
+    from ..plots.spectrum import Layer
     from ..training.config import RunConfig
+
+Spectrum = tuple[list["Layer"], list[Row], str]  # the layers to draw, the rows of layers.csv, and what was measured
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Inputs:
     tables: dict[str, list[Row]] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     models: list[Path] = field(default_factory=list)
-    spectra: dict[str, Path] = field(default_factory=dict)
+    spectra: dict[str, Spectrum] = field(default_factory=dict)
 
 
 def read_inputs(paths: Sequence[Path]) -> Inputs:
@@ -50,14 +52,14 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             inputs.tables[name] = read_table(path)
         elif (path / "config.yaml").is_file():
             inputs.runs.append(read_run(path, name))
-        elif is_model(path):
+        elif read_json(path / "config.json").get("model_type") == "linformer":
             inputs.models.append(path)
-        elif is_spectrum(path):
-            inputs.spectra[name] = path
+        elif spectrum := read_spectrum(path):
+            inputs.spectra[name] = spectrum
         elif path.is_dir():
             raise UserError(
-                f"{path} is neither a run (no config.yaml), nor a saved Linformer (no config.json of one), nor a "
-                "spectrum; give one of these"
+                f"{path} is neither a run (no config.yaml), a saved Linformer (no config.json), nor a spectrum; "
+                "pass one of these"
             )
         else:
             raise UserError(f"{path} does not exist; give tables of `linformer compare`, or directories of runs")
@@ -83,16 +85,7 @@ def read_table(path: Path) -> list[Row]:
     """The rows of a table of `linformer compare`."""
     from ..bench.result_table import read_points
 
-    try:
-        rows = read_points(path)
-    except csv.Error as error:
-        raise UserError(f"{path} cannot be read as a CSV of `linformer compare`: {error}") from None
-    for place, row in enumerate(rows, start=1):
-        if None in row or None in row.values():
-            raise UserError(
-                f"{path} is damaged: row {place} has more or fewer values than there are columns; measure it again"
-            )
-    return complete_rows(rows)
+    return [without_other_sizes(row) for row in read_points(path)]
 
 
 def read_run(folder: Path, name: str) -> Run:
@@ -107,8 +100,16 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(folder, name, stored_config(folder), metrics, result, read_json(run.evaluation))
 
 
+def read_spectrum(folder: Path) -> Spectrum | None:
+    """The tables of a directory written by `linformer spectrum`; None if it is not one."""
+    from ..analysis.tables import CURVES, LAYERS, RANKS, read_tables
+
+    is_spectrum = all((folder / name).is_file() for name in (CURVES, RANKS, LAYERS))
+    return read_tables(folder) if is_spectrum else None
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The keys of a JSON file of a run; empty if the file does not exist."""
+    """The keys of a JSON file of a run or model; empty if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -116,20 +117,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UserError(f"{path} is damaged: not a JSON object; train or evaluate again, or omit the run")
+        raise UserError(f"{path} is damaged: not a JSON object; train or evaluate again, or omit {path.parent}")
     return found
-
-
-def is_model(folder: Path) -> bool:
-    """Whether a directory holds a saved Linformer."""
-    try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] == "linformer"
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def is_spectrum(folder: Path) -> bool:
-    """Whether a directory holds the tables of `linformer spectrum`."""
-    from ..analysis.tables import CURVES, LAYERS, RANKS
-
-    return all((folder / name).is_file() for name in (CURVES, RANKS, LAYERS))

@@ -2,32 +2,23 @@
 
 from ..csv_tables import Row, read_number
 from ..formatting import format_duration, format_ratio, format_size
-from ..plots.costs import FULL_ATTENTION, OK, SIZES
+from ..plots.costs import FULL_ATTENTION, OK, SIZES, values
 from .tables import Cell, Table, heading, make_cell, make_table, parse_cell
-
-# where full attention is compared; it has no K, blocks or sharing
-POINT = ("subject", "step", "length", "batch", *(size for size in SIZES if size != "sharing"))
 
 
 def common_sizes(rows: list[Row]) -> str:
-    """The sizes that all rows have in common."""
-    common = {name: values for name in SIZES if len(values := {row[name] for row in rows}) == 1}
-    return ", ".join(f"{heading(name)} {value}" for name, (value,) in common.items() if value)
+    """The sizes that all rows that have them have in common."""
+    common = {name: found for name in SIZES if len(found := values(rows, name)) == 1}
+    return ", ".join(f"{heading(name)} {value}" for name, (value,) in common.items())
 
 
 def measurement_table(name: str, rows: list[Row]) -> Table:
     """Every row, with the cost of full attention as a multiple of its time and memory."""
-    full = {(row["variant"], *point_of(row)): row for row in rows if row["implementation"] == FULL_ATTENTION}
-    varying = [size for size in SIZES if len({row[size] for row in rows}) > 1]
+    from ..bench.result_table import baseline_of
+
+    varying = [size for size in SIZES if len(values(rows, size)) > 1]
     note = f"Ratios: {FULL_ATTENTION} divided by this row, at the same subject, step, length, batch and sizes."
-    # the variant may be a projection, which full attention does not have
-    baselines = (full.get((row["variant"], *point_of(row))) or full.get(("", *point_of(row))) for row in rows)
-    cells = (measurement(row, baseline, varying) for row, baseline in zip(rows, baselines, strict=True))
-    return make_table(name, cells, note)
-
-
-def point_of(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in POINT)
+    return make_table(name, (measurement(row, baseline_of(row, rows), varying) for row in rows), note)
 
 
 def measurement(row: Row, full: Row | None, varying: list[str]) -> dict[str, Cell]:
@@ -78,13 +69,13 @@ def machine_table(name: str, rows: list[Row]) -> Table:
     facts = [fact for fact in FACTS if fact not in SIZES or fact == "device"]
     combinations: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        combinations.setdefault(tuple(row.get(fact, "") for fact in facts), []).append(row["implementation"])
+        combinations.setdefault(tuple(row[fact] for fact in facts), []).append(row["implementation"])
     shown = (
         {
             "implementations": Cell(", ".join(dict.fromkeys(implementations))),
             "points": make_cell(len(implementations)),
-            **{heading(fact): parse_cell(value) for fact, value in zip(facts, values, strict=True)},
+            **{heading(fact): parse_cell(value) for fact, value in zip(facts, found, strict=True)},
         }
-        for values, implementations in combinations.items()
+        for found, implementations in combinations.items()
     )
     return make_table(name, shown)

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..bench.paper_table import cells
 from ..errors import UserError
 from ..files import check_writable
+from ..plots.costs import draw_costs
+from ..plots.paper_table import draw_paper_table
 from ..plots.style import save
 from .inputs import Inputs, read_inputs
 
@@ -50,25 +53,20 @@ def figures(paths: Sequence[Path], what: str | None = None, text: str | None = N
             "--text requires --what heads, or --what slots with a dynamic projection; add one of these, or omit --text"
         )
     inputs = read_inputs(paths)
-    kinds = [what] if what else ["costs"] * bool(inputs.tables) + ["learning"] * bool(inputs.runs)
     if what:
         check_inputs(inputs, what)
-    elif inputs.models:
+        return {what: make_figure(what, inputs, text)}
+    if inputs.models:
         raise UserError(f"{inputs.models[0]} is a saved model; give it alone, with --what heads or --what slots")
-    return {**{kind: make_figure(kind, inputs, text) for kind in kinds}, **draw_spectra(list(inputs.spectra.values()))}
+    if (count := len(inputs.spectra)) > 1:
+        raise UserError(f"{count} spectra were given, whose figures have the same names; give one at a time")
+    kinds = ["costs"] * bool(inputs.tables) + ["learning"] * bool(inputs.runs)
+    found = {kind: make_figure(kind, inputs, text) for kind in kinds}
+    for layers, _, source in inputs.spectra.values():
+        from ..plots.spectrum import draw_spectrum
 
-
-def draw_spectra(folders: list[Path]) -> "dict[str, Figure]":
-    """The figures of a directory written by `linformer spectrum`."""
-    if len(folders) > 1:
-        raise UserError(f"{len(folders)} spectra were given, whose figures have the same names; give one at a time")
-    if not folders:
-        return {}
-    from ..analysis.tables import read_tables
-    from ..plots.spectrum import draw_spectrum
-
-    layers, _, source = read_tables(folders[0])
-    return draw_spectrum(layers, source)
+        found |= draw_spectrum(layers, source)
+    return found
 
 
 def check_inputs(inputs: Inputs, what: str) -> None:
@@ -91,13 +89,8 @@ def check_inputs(inputs: Inputs, what: str) -> None:
 
 def make_figure(what: str, inputs: Inputs, text: str | None) -> "Figure":
     if what == "costs":
-        from ..plots.costs import draw_costs
-
         return draw_costs(inputs.tables)
     if what == "paper-table":
-        from ..bench.paper_table import cells
-        from ..plots.paper_table import draw_paper_table
-
         rows = [row for table in inputs.tables.values() for row in table]
         if not (found := cells(rows)):
             raise UserError("the table has no encoder of linformer-kit; run `linformer compare --preset paper-table-3`")

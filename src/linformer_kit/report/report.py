@@ -13,7 +13,7 @@ from ..files import atomic_file, check_writable
 from ..formatting import format_duration, format_size
 from ..plots import style
 from .examples import read_examples
-from .inputs import Inputs, Run, read_inputs, read_json
+from .inputs import Inputs, Run, Spectrum, read_inputs, read_json
 from .measurements import common_sizes, machine_table, measurement_table
 from .plot import CHOOSE_OUTPUT, make_figure
 from .tables import EMPTY, Cell, Table, heading, make_cell, make_table, parse_cell
@@ -21,8 +21,8 @@ from .tables import EMPTY, Cell, Table, heading, make_cell, make_table, parse_ce
 if TYPE_CHECKING:  # runs and tables each require packages that the other does not
     from matplotlib.figure import Figure
 
-# keys of a result that are not metrics
-TRAINING_KEYS = ("best_step", "steps", "tokens", "seconds", "peak_mib")
+# keys of a result or of a line of metrics.jsonl that are not metrics
+NOT_METRICS = ("step", "best_step", "epoch", "steps", "parameters", "tokens", "seconds", "peak_mib")
 
 
 def report(paths: list[Path], output: Path) -> None:
@@ -32,11 +32,9 @@ def report(paths: list[Path], output: Path) -> None:
     check_writable(output.parent, CHOOSE_OUTPUT)
     inputs = read_inputs(paths)
     if inputs.models:
-        names, are = (
-            ", ".join(map(str, inputs.models)),
-            "is a saved model" if len(inputs.models) == 1 else "are saved models",
+        raise UserError(
+            f"{inputs.models[0]} is a saved model without a run; give runs, spectra, or tables of `linformer compare`"
         )
-        raise UserError(f"{names} {are} without a run; give runs, spectra, or tables of `linformer compare`")
     page = render_page(inputs)
     output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(output) as unfinished:
@@ -56,15 +54,15 @@ def render_page(inputs: Inputs) -> str:
         title=page_title(inputs),
         created=datetime.now().astimezone(),
         version=__version__,
-        runs=[configuration_table(runs), result_table(runs)] if runs else [],
+        runs=[make_table("Configuration", map(configuration, runs)), result_table(runs)] if runs else [],
         signatures=metric_signatures(runs),
         differences=difference_table(runs) if len(runs) > 1 else None,
         figures=draw_figures(inputs),
         measurements=[
             (name, common_sizes(rows), measurement_table(name, rows)) for name, rows in inputs.tables.items()
         ],
-        spectra=[read_spectrum(name, folder) for name, folder in inputs.spectra.items()],
-        examples=[read_examples(run) for run in runs],
+        spectra=[(name, *show_spectrum(name, spectrum)) for name, spectrum in inputs.spectra.items()],
+        examples=[(run.name, *read_examples(run)) for run in runs],
         environments=[
             *([environment_table(runs)] if runs else []),
             *(machine_table(name, rows) for name, rows in inputs.tables.items()),
@@ -73,42 +71,37 @@ def render_page(inputs: Inputs) -> str:
 
 
 def page_title(inputs: Inputs) -> str:
-    runs, tables, spectra = len(inputs.runs), len(inputs.tables), len(inputs.spectra)
-    parts = [
-        *([f"{runs} run{'s' * (runs > 1)}"] if runs else []),
-        *([f"{tables} table{'s' * (tables > 1)} of measurements"] if tables else []),
-        *([f"{spectra} {'spectra' if spectra > 1 else 'spectrum'}"] if spectra else []),
-    ]
+    kinds = (
+        (len(inputs.runs), "run", "runs"),
+        (len(inputs.tables), "table of measurements", "tables of measurements"),
+        (len(inputs.spectra), "spectrum", "spectra"),
+    )
+    parts = [f"{count} {one if count == 1 else several}" for count, one, several in kinds if count]
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 # runs
 
 
-def state_cell(run: Run) -> Cell:
-    return Cell("finished") if run.is_finished else Cell("not finished", bad=True)
-
-
-def configuration_table(runs: Sequence[Run]) -> Table:
-    rows = ({"run": Cell(run.name), "state": state_cell(run), **configuration(run)} for run in runs)
-    return make_table("Configuration", rows)
+def state_cells(run: Run) -> dict[str, Cell]:
+    state = Cell("finished") if run.is_finished else Cell("not finished", bad=True)
+    return {"run": Cell(run.name), "state": state}
 
 
 def configuration(run: Run) -> dict[str, Cell]:
     """Task, sizes, attention, data and length of training."""
-    from .run_settings import WITH_DECODER, attention_kind, model_config
+    from .run_settings import attention_kind, effective_config
 
-    model, task, training, data = model_config(run), run.config.task, run.config.training, run.config.data
-    attention = attention_kind(model, task)
-    has_blocks = task in WITH_DECODER and attention == "linformer" and model["slots"] is not None
+    model, training, data = effective_config(run), run.config.training, run.config.data
+    attention = attention_kind(model)
     return {
-        "task": Cell(task),
+        **state_cells(run),
+        "task": Cell(run.config.task),
         "attention": Cell(attention),
-        # a causal model projects blocks to slots, and has no K
-        "K": EMPTY if attention == "full" or task == "causal-lm" else make_cell(model["projected_length"]),
-        "block → slots": Cell(f"{model['block_length']} → {model['slots']}") if has_blocks else EMPTY,
+        "K": make_cell(model.get("projected_length")),
+        "block → slots": Cell(f"{model['block_length']} → {model['slots']}") if model.get("slots") else EMPTY,
         "projection": EMPTY if attention == "full" else make_cell(model["projection"]),
-        "sharing": EMPTY if attention == "full" else make_cell(model["sharing"]),
+        "sharing": make_cell(model.get("sharing")),
         "layers": make_cell(model["num_hidden_layers"]),
         "hidden size": make_cell(model["hidden_size"]),
         "heads": make_cell(model["num_attention_heads"]),
@@ -125,13 +118,10 @@ def configuration(run: Run) -> dict[str, Cell]:
 
 def result_table(runs: Sequence[Run]) -> Table:
     """Metrics of the best checkpoint and of `linformer evaluate`, and the cost of training."""
-    rows = [{"run": Cell(run.name), "state": state_cell(run), **metric_cells(run)} for run in runs]
-    for row, run in zip(rows, runs, strict=True):
-        # the costs come after all metrics, including those that only other runs have
-        row |= {name: EMPTY for other in rows for name in other if name not in row}
-        tokens = run.result.get("tokens") or max((line.get("tokens", 0) for line in run.metrics), default=None)
-        row |= {"tokens": make_cell(tokens), "training time": make_cell(run.result.get("seconds"), format_duration)}
-        row["peak memory"] = make_cell(run.result.get("peak_mib"), format_size)
+    metrics = [metric_cells(run) for run in runs]
+    # the costs come after all metrics, including those that only other runs have
+    empty = {name: EMPTY for each in metrics for name in each}
+    rows = [{**state_cells(run), **empty, **each, **cost_cells(run)} for run, each in zip(runs, metrics, strict=True)]
     note = (
         "Validation metrics are those of the best checkpoint, or of the last evaluation if a run is not finished. "
         "Training time counts from the last start or resume."
@@ -139,29 +129,34 @@ def result_table(runs: Sequence[Run]) -> Table:
     return make_table("Results", rows, note)
 
 
-def last_validation(run: Run) -> dict[str, Any]:
-    """The metrics of the best checkpoint; of a run that is not finished, those of its last evaluation."""
-    if run.is_finished:
-        metrics = {name: value for name, value in run.result.items() if name not in TRAINING_KEYS}
-        return {"step": run.result.get("best_step"), **metrics}
-    lines = [line for line in run.metrics if "validation_loss" in line]
-    return {name: value for name, value in lines[-1].items() if name != "epoch"} if lines else {}
-
-
 def metric_cells(run: Run) -> dict[str, Cell]:
     """Metrics on the validation split, then those of `linformer evaluate`."""
-    validation = {name: value for name, value in last_validation(run).items() if is_number(value)}
-    evaluation = {name: value for name, value in run.evaluation.items() if is_number(value) and name != "rows"}
+    # of a run that is not finished, those of its last evaluation
+    last = run.result or next((line for line in reversed(run.metrics) if "validation_loss" in line), {})
     data = run.evaluation.get("split") or Path(str(run.evaluation.get("data"))).name
     return {
-        "at step": make_cell(validation.pop("step", None)),
-        **{heading(name): make_cell(value) for name, value in validation.items()},
-        **{f"evaluated on {data}: {heading(name)}": make_cell(value) for name, value in evaluation.items()},
+        "at step": make_cell(last.get("best_step" if run.is_finished else "step")),
+        **number_cells(last, NOT_METRICS),
+        **number_cells(run.evaluation, ("rows",), f"evaluated on {data}: "),
     }
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def number_cells(metrics: dict[str, Any], others: Sequence[str], prefix: str = "") -> dict[str, Cell]:
+    """The metrics that are numbers, except for `others`."""
+    return {
+        prefix + heading(name): make_cell(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and name not in others
+    }
+
+
+def cost_cells(run: Run) -> dict[str, Cell]:
+    tokens = run.result.get("tokens") or max((line.get("tokens", 0) for line in run.metrics), default=None)
+    return {
+        "tokens": make_cell(tokens),
+        "training time": make_cell(run.result.get("seconds"), format_duration),
+        "peak memory": make_cell(run.result.get("peak_mib"), format_size),
+    }
 
 
 def metric_signatures(runs: Sequence[Run]) -> list[str]:
@@ -178,15 +173,12 @@ def metric_signatures(runs: Sequence[Run]) -> list[str]:
 
 def difference_table(runs: Sequence[Run]) -> Table:
     """The settings in which the runs differ, with defaults filled in."""
-    from .run_settings import run_settings
+    from .run_settings import model_config, run_settings
 
-    settings = [run_settings(run) for run in runs]
-    keys = dict.fromkeys(key for each in settings for key in each)
-    different = [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
-    rows = [
-        [Cell(run.name), *(make_cell(each.get(key)) for key in different)]
-        for run, each in zip(runs, settings, strict=True)
-    ]
+    settings = {run.name: run_settings(run, model_config(run)) for run in runs}
+    first, keys = settings[runs[0].name], dict.fromkeys(key for each in settings.values() for key in each)
+    different = [key for key in keys if any(each.get(key) != first.get(key) for each in settings.values())]
+    rows = [[Cell(name), *(make_cell(each.get(key)) for key in different)] for name, each in settings.items()]
     return Table("Differing settings", ["run", *different], rows)
 
 
@@ -244,7 +236,7 @@ def try_to_draw(what: str, inputs: Inputs, ending: str) -> Picture:
 
 
 def make_picture(name: str, figure: "Figure") -> Picture:
-    url = f"data:image/svg+xml;base64,{base64.b64encode(style.as_svg(figure)).decode()}"
+    url = f"data:image/svg+xml;base64,{base64.b64encode(style.render(figure, 'svg', name)).decode()}"
     return Picture(name, alternative_text(figure), url)
 
 
@@ -263,13 +255,12 @@ def alternative_text(figure: "Figure") -> str:
 # spectra
 
 
-def read_spectrum(name: str, folder: Path) -> dict[str, Any]:
-    """The name, source, pictures and table of a spectrum."""
-    from ..analysis.tables import read_tables
+def show_spectrum(name: str, spectrum: Spectrum) -> tuple[str, list[Picture], Table]:
+    """The source, pictures and table of a spectrum."""
     from ..plots.spectrum import draw_spectrum
 
-    layers, rows, source = read_tables(folder)
+    layers, rows, source = spectrum
     pictures = [make_picture(what, figure) for what, figure in draw_spectrum(layers, source).items()]
     cells = [{heading(column): parse_cell(value) for column, value in row.items()} for row in rows]
-    note = "k90, k95, k99: number of singular values that hold 90, 95 and 99 % of their sum, mean over heads."
-    return {"name": name, "source": source, "pictures": pictures, "table": make_table(name, cells, note)}
+    note = "k90, k95, k99: number of singular values that hold 90, 95 and 99% of their sum, mean over heads."
+    return source, pictures, make_table(name, cells, note)

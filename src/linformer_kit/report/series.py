@@ -10,26 +10,17 @@ from ..errors import UserError
 from ..models.options_linformer import SHARINGS
 from ..models.projection_linformer import Projection
 from ..plots import curves, quality
-from ..plots.quality import Seeds
 from ..plots.style import plain_label
 from ..training.run import RunFolder
 from .inputs import Run
-from .run_settings import run_settings
+from .run_settings import effective_config, run_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# the metric of each task; BLEU is measured only at the end of a run, so curves show the perplexity
-METRICS = {
-    "classification": "accuracy",
-    "masked-lm": "perplexity",
-    "causal-lm": "perplexity",
-    "translation": "bleu",
-    "denoising": "perplexity",
-}
+# the metric of a task, if it is not perplexity; BLEU is measured only at the end of a run, so curves show perplexity
+METRICS = {"classification": "accuracy", "translation": "bleu"}
 LABELS = {"accuracy": "accuracy", "perplexity": "perplexity (lower is better)", "bleu": "BLEU"}
-DECODER_FIELDS = ("decoder_attention", "block_length", "slots", "num_decoder_layers")
-PER_LAYER = "K_per_layer"
 
 
 # figures
@@ -42,7 +33,7 @@ def draw_learning(runs: Sequence[Run]) -> "Figure":
         raise UserError(
             f"{without[0]} has no metrics yet: metrics.jsonl is missing or empty; `linformer train` resumes it"
         )
-    return curves.draw_learning({run.name: run.metrics for run in runs}, f"validation_{metric}")
+    return curves.learning_curves({run.name: run.metrics for run in runs}, f"validation_{metric}")
 
 
 def draw_quality(runs: Sequence[Run]) -> "Figure":
@@ -58,7 +49,7 @@ def draw_quality(runs: Sequence[Run]) -> "Figure":
 def draw_sharing(runs: Sequence[Run]) -> "Figure":
     """The final metric by sharing; runs without matrices to share as horizontal lines."""
     label, values = final_metrics(runs)
-    series = group_runs(runs, values, "sharing")
+    series = group_runs(runs, values, "model.sharing")
     modes = [mode for mode in SHARINGS if any(mode in points for points in series.values())]
     if not modes:
         names = ", ".join(Projection.kind_names("has_matrices"))
@@ -80,7 +71,7 @@ def common_task(runs: Sequence[Run]) -> str:
 
 def final_metrics(runs: Sequence[Run]) -> tuple[str, list[float]]:
     """A label and a value per run: on the test split if all runs were evaluated there, else on the validation split."""
-    metric = METRICS[common_task(runs)]
+    metric = METRICS.get(common_task(runs), "perplexity")
     on_test = [run.evaluation.get(metric) if run.evaluation.get("split") == "test" else None for run in runs]
     beams = {run.evaluation.get("beams") for run in runs}  # beam searches of different width are not comparable
     if len(beams) == 1 and (values := complete_numbers(on_test)):
@@ -106,7 +97,7 @@ def complete_numbers(values: Sequence[Any]) -> list[float] | None:
 # grouping
 
 
-def group_runs(runs: Sequence[Run], values: Sequence[float], axis: str) -> dict[str, dict[Any, Seeds]]:
+def group_runs(runs: Sequence[Run], values: Sequence[float], axis: str) -> dict[str, dict[Any, list[float]]]:
     """For each series its name, and for each value of the setting `axis` the metrics of its seeds.
 
     Only runs that are equal except for the seed are averaged. All other differences are part of the name.
@@ -114,56 +105,41 @@ def group_runs(runs: Sequence[Run], values: Sequence[float], axis: str) -> dict[
     found: dict[tuple, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run, value in zip(runs, values, strict=True):
         settings = comparable_settings(run)
-        place = settings.pop(axis)
-        found[tuple((key, repr(each)) for key, each in settings.items())][place].append(value)
+        place = settings.pop(axis, None)
+        found[tuple((key, str(each)) for key, each in settings.items())][place].append(value)
     all_settings = [dict(key) for key in found]
-    # a setting that has no effect on some runs does not distinguish the others; a list of K differs from a single K
-    ignored = {key: {"None"} if key != PER_LAYER else set() for key in all_settings[0]}
-    keys = [key for key in all_settings[0] if len({settings[key] for settings in all_settings} - ignored[key]) > 1]
-    series: dict[str, dict[Any, Seeds]] = {}
+    keys = dict.fromkeys(key for settings in all_settings for key in settings)
+    # a setting without effect on some series is not among theirs, and does not distinguish the others
+    varying = [key for key in keys if len({settings[key] for settings in all_settings if key in settings}) > 1]
+    series: dict[str, dict[Any, list[float]]] = {}
     for settings, points in zip(all_settings, found.values(), strict=True):
-        name = series_name(settings, keys)
+        name = series_name(settings, varying)
         if name in series:  # the difference is not part of the name, such as the beginning of a path
             name += f" ({len(series) + 1})"
-        series[name] = {place: Seeds(each) for place, each in points.items()}
+        series[name] = points
     return series
 
 
 def series_name(settings: dict[str, str], varying: Sequence[str]) -> str:
     """The projection, and what else differs between the series: `linear, learning_rate=0.001`."""
-    projection = settings["projection"].strip("'")
+    projection = settings["model.projection"]
     parts = ["full attention" if projection == "none" else projection]
     for key in varying:
-        if key != "projection" and settings[key] != "None":
-            value = settings[key].strip("'")
+        if key != "model.projection" and (value := settings.get(key, "None")) != "None":
             parts.append(f"{key.split('.')[-1]}={Path(value).name if '/' in value else value}")
     return plain_label(", ".join(parts))
 
 
 def comparable_settings(run: Run) -> dict[str, Any]:
-    """All settings that affect the quality, except the seed; those without effect are None.
-
-    `K`, `projection` and `sharing` are always present.
-    """
+    """All settings that affect the quality, except the seed; `K` is missing without a projection."""
     if not (saved := RunFolder(run.folder).model / "config.json").is_file():
         raise UserError(f"{saved} is missing, so the model of {run.name} is unknown; copy the whole run, or omit it")
-    settings = run_settings(run)
-    of_model = [key for key in settings if key.startswith("model.") and key not in ("model.from", "model.attention")]
-    fields = {key.removeprefix("model."): settings.pop(key) for key in of_model}
+    settings = run_settings(run, effective_config(run))
     del settings["seed"], settings["model.attention"]  # the projection implies the attention
-    length = fields.pop("projected_length")
-    K = statistics.fmean(length) if isinstance(length, list) else length
-    if run.config.task == "causal-lm":  # projects blocks instead of the whole input
-        length = K = fields.pop("slots")
-        if fields.pop("decoder_attention") == "full":
-            fields["projection"] = "none"
-    elif run.config.task in ("classification", "masked-lm"):
-        fields = {name: value for name, value in fields.items() if name not in DECODER_FIELDS}
-    if fields["projection"] == "none":
-        length = K = None
-        fields |= {name: None for name in ("rescale", "slots", "block_length", "decoder_attention") if name in fields}
-    if not Projection.kinds[fields["projection"]].has_matrices:
-        fields["sharing"] = None
+    length = settings.pop("model.slots" if run.config.task == "causal-lm" else "model.projected_length", None)
+    is_list = isinstance(length, list)
+    if length is not None:
+        settings["K"] = statistics.fmean(length) if is_list else length
     # different lists may have the same mean
-    fields[PER_LAYER] = length if isinstance(length, list) and len(set(length)) > 1 else None
-    return {"projection": fields.pop("projection"), "sharing": fields.pop("sharing"), "K": K, **settings, **fields}
+    settings["K_per_layer"] = length if is_list and len(set(length)) > 1 else None
+    return settings

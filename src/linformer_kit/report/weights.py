@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..analysis.texts import read_text_file
+from ..analysis.attention_weights import read_text_file
 from ..errors import UserError
 from ..models.auto_linformer import MODELS
 from ..models.configuration_linformer import LinformerConfig
@@ -36,13 +36,16 @@ class LoadedModel:
 
     name: str
     model: Any
-    stack: LinformerModel
     folder: Path
     config: "RunConfig | None"  # of a run
 
     @property
     def is_seq2seq(self) -> bool:
         return isinstance(self.model, LinformerForConditionalGeneration)
+
+    @property
+    def stack(self) -> LinformerModel:
+        return self.model.encoder if self.is_seq2seq else self.model.base_model
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,7 @@ def load_model(folder: Path, config: "RunConfig | None") -> LoadedModel:
         model = classes[architecture].from_pretrained(folder).eval()
     except Exception as error:  # of safetensors, JSON or transformers
         raise UserError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error
-    is_seq2seq = isinstance(model, LinformerForConditionalGeneration)
-    stack = model.encoder if is_seq2seq else model if isinstance(model, LinformerModel) else model.model
-    return LoadedModel(name, model, stack, folder, config)
+    return LoadedModel(name, model, folder, config)
 
 
 # text
@@ -82,12 +83,12 @@ def load_model(folder: Path, config: "RunConfig | None") -> LoadedModel:
 
 def read_text(text: str | None, reason: str) -> str:
     """The value of --text, or the text of the file it names."""
-    from ..training.predict import is_there
+    from ..training.predict import path_exists
 
     if text is None:
         raise UserError(f"{reason}; give --text, a text or a text file")
     path = Path(text)
-    if text.strip() and is_there(path.exists):
+    if text.strip() and path_exists(path.exists):
         return read_text_file(path)
     if not re.search(r"\s", text) and ("/" in text or SUFFIX.fullmatch(path.suffix)):  # probably a path
         raise UserError(f"--text is {text!r}: there is no such file; a single word without / and suffix is a text")
@@ -98,7 +99,7 @@ def tokenize(model: LoadedModel, text: str) -> Tokens:
     """(1, N) ids as in training, truncated to what the model takes."""
     from transformers import AutoTokenizer
 
-    from ..training.predict import needed_pair, split_pair
+    from ..training.predict import require_pair, split_pair
     from ..training.tokens import classified_texts, tokenize_with_end
 
     try:
@@ -114,7 +115,7 @@ def tokenize(model: LoadedModel, text: str) -> Tokens:
         pairs = None
         if model.config is not None and model.config.data.columns.pair:
             both = split_pair(text.rstrip("\n"), model.config)
-            text, pairs = both.text, [needed_pair(both)]
+            text, pairs = both.text, [require_pair(both)]
         encoded = classified_texts(tokenizer, [text], pairs, longest)
     (ids,), (length,) = encoded["input_ids"], encoded.pop("length")
     if not ids:
@@ -233,9 +234,8 @@ def input_matrices(model: LoadedModel, text: str | None) -> list[np.ndarray]:
         found.append(projection.key_matrix(inputs[0]).float().numpy())
 
     layers: Any = stack.layers
-    hooks = [layer.attention.register_forward_pre_hook(keep) for layer in layers]
+    for layer in layers:
+        layer.attention.register_forward_pre_hook(keep)
     with torch.no_grad():
         stack(**tokens.inputs)
-    for hook in hooks:
-        hook.remove()
     return found

@@ -126,7 +126,7 @@ def task_transform(config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> Tra
 def mask_tokens(
     ids: np.ndarray, generator: np.random.Generator, share: float, mask: int, vocabulary: int, special: np.ndarray
 ) -> Example:
-    """BERT's rule: of the chosen tokens, 80 % become the mask, 10 % a random token, 10 % stay. Never special tokens."""
+    """BERT's rule: of the chosen tokens, 80% become the mask, 10% a random token, 10% stay. Never special tokens."""
     chosen = (generator.random(len(ids)) < share) & ~np.isin(ids, special)
     if not chosen.any() and (candidates := np.flatnonzero(~np.isin(ids, special))).size:
         chosen[generator.choice(candidates)] = True  # every text has at least one

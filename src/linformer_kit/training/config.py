@@ -51,15 +51,15 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The data set."""
+    """The dataset."""
 
     path: Annotated[
         str | None,
-        "a file, a folder (files named after splits, or one subfolder per class), or a data set on the Hub",
+        "a file, a directory (files named after splits, or one subdirectory per class), or a dataset on the Hub",
     ] = None
-    generated: Annotated[Literal["listops"] | None, "a generated data set, instead of `path`"] = None
-    name: Annotated[str | None, "configuration of a Hub data set"] = None
-    revision: Annotated[str | None, "commit, tag or branch of a Hub data set"] = None
+    generated: Annotated[Literal["listops", "file_kinds"] | None, "a generated dataset, instead of `path`"] = None
+    name: Annotated[str | None, "configuration of a Hub dataset"] = None
+    revision: Annotated[str | None, "commit, tag or branch of a Hub dataset"] = None
     format: Annotated[
         Literal["auto", "text", "csv", "tsv", "jsonl", "parquet"], "format of local files; `auto`: by file extension"
     ] = "auto"
@@ -92,14 +92,14 @@ class DataConfig:
     mask_share: Annotated[float, "fraction of masked tokens; masked-lm and denoising", SHARE] = 0.15
     span_length: Annotated[float, "mean length of a masked span; denoising", POSITIVE] = 3.0
     workers: Annotated[int, "number of processes for tokenization", AT_LEAST_1] = 1
-    cache: Annotated[str, "folder for prepared data, shared by runs with the same data"] = "~/.cache/linformer-kit"
+    cache: Annotated[str, "directory for prepared data, shared by runs with the same data"] = "~/.cache/linformer-kit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """The tokenizer."""
 
-    from_: Annotated[str | None, "a tokenizer to load instead of training one: a folder or a name on the Hub"] = None
+    from_: Annotated[str | None, "a tokenizer to load instead of training one: a directory or a name on the Hub"] = None
     kind: Annotated[
         Literal["bpe", "bytes", "words"],
         "byte-level BPE; one token per byte; one token per whitespace-separated word",
@@ -159,19 +159,19 @@ class RunConfig:
     """The configuration of a run."""
 
     task: Annotated[Task, "the task"]
-    run: Annotated[str | None, "the run folder; default: runs/ and the name of the YAML file"] = None
+    run: Annotated[str | None, "the run directory; default: runs/ and the name of the YAML file"] = None
     seed: Annotated[int, "random seed of initial weights, order of examples, masks and dropout", SEED] = 0
     model: Annotated[
         dict[str, Any],
         "fields of LinformerConfig; `from`: a saved model to start from; `attention: full`: full attention instead",
     ] = field(default_factory=dict)
-    data: Annotated[DataConfig, "the data set"] = field(default_factory=DataConfig)
+    data: Annotated[DataConfig, "the dataset"] = field(default_factory=DataConfig)
     tokenizer: Annotated[TokenizerConfig, "the tokenizer"] = field(default_factory=TokenizerConfig)
     training: Annotated[TrainingConfig, "the training procedure"] = field(default_factory=TrainingConfig)
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
+        """The run directory."""
         assert self.run is not None  # set by load_config
         return Path(self.run)
 
@@ -213,11 +213,9 @@ def load_config(source: str | Path, overrides: list[str] | None = None) -> RunCo
     path = find_config(source)
     tree = read_yaml(path, "a configuration")
     if not isinstance(tree, dict):
-        raise UserError(
-            f"{path} must contain keys and values, such as `task: classification`; it contains {describe(tree)}"
-        )
+        raise UserError(f"{path} must contain a mapping, such as `task: classification`; it contains {describe(tree)}")
     if path.name == CONFIG_NAME and path.with_name("environment.json").is_file():
-        tree["run"] = str(path.parent)  # the run folder may have been moved
+        tree["run"] = str(path.parent)  # the run directory may have been moved
     for override in overrides or []:
         apply_override(tree, override)
     if tree.get("run") is None:
@@ -232,7 +230,7 @@ def find_config(source: str | Path) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise UserError(f"{path} is a folder; give its {CONFIG_NAME} or another YAML file")
+        raise UserError(f"{path} is a directory; pass its {CONFIG_NAME} or another YAML file")
     # people write `configs/imdb.yaml` in any directory
     if path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("configs")) and path.stem in shipped:
         return shipped[path.stem]
@@ -343,7 +341,7 @@ def check_combinations(config: RunConfig) -> None:
     if training.epochs is not None and training.steps is not None:
         raise UserError("training.epochs and training.steps are both set; remove one of them, or set it to null")
     if (data.path is None) == (data.generated is None):
-        raise UserError("set either data.path (a file, a folder or a name on the Hub) or data.generated, not both")
+        raise UserError("set either data.path (a file, a directory or a name on the Hub) or data.generated, not both")
     if data.streaming and training.steps is None:
         raise UserError("data.streaming requires training.steps, because the length of an epoch is unknown")
     if data.streaming and config.task == "classification":

@@ -84,10 +84,10 @@ def model_reference() -> Iterator[tuple[str, str, str]]:
     yield "model.attention", allowed(Literal["linformer", "full"]), "linformer"
     for name, kind in LinformerConfig.__annotations__.items():
         if name not in DERIVED_FIELDS:
-            # a whole number is a number, too
+            # an integer is a number, too
             yield (
                 f"model.{name}",
-                allowed(kind).replace("a number or a whole number", "a number"),
+                allowed(kind).replace("a number or an integer", "a number"),
                 default_of(items[name]),
             )
 

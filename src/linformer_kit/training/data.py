@@ -1,4 +1,4 @@
-"""Reads files, folders and Hub data sets of any supported format into splits of rows."""
+"""Reads files, folders and Hub datasets of any supported format into splits of rows."""
 
 import codecs
 import glob
@@ -206,7 +206,7 @@ def find_json_error(source: Source) -> UserError | None:
 
 
 def read_hub(data: DataConfig, split: str) -> Rows:
-    """Read a split of a data set on the Hub."""
+    """Read a split of a dataset on the Hub."""
     try:
         return load_dataset(
             path=data.path,
@@ -221,7 +221,7 @@ def read_hub(data: DataConfig, split: str) -> Rows:
 
 
 def hub_splits(data: DataConfig) -> dict[str, str]:
-    """The role of each split of a Hub data set."""
+    """The role of each split of a Hub dataset."""
     try:
         found = datasets.get_dataset_split_names(data.path, data.name, revision=data.revision)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The labels of a classification data set."""
+"""The labels of a classification dataset."""
 
 import re
 
@@ -43,7 +43,7 @@ def labels_of(batch: dict[str, list], name: str, names: list[str] | None) -> lis
 
 
 def class_names(rows: Rows, config: RunConfig) -> list[str] | None:
-    """The class names of a data set that stores labels as indices; None for other data sets."""
+    """The class names of a dataset that stores labels as indices; None for other datasets."""
     feature = (rows.features or {}).get(config.data.columns.label)
     return feature.names if isinstance(feature, datasets.ClassLabel) else None
 

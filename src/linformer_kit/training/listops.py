@@ -215,7 +215,7 @@ def write(
     ):
         files = {name: unfinished.enter_context(atomic_file(folder / f"{name}.jsonl.gz")) for name in sizes}
         for name, path in files.items():
-            # without name and time, the same seed gives the same bytes; level 6 takes four times as long and saves 5 %
+            # without name and time, the same seed gives the same bytes; level 6 takes four times as long and saves 5%
             with (
                 path.open("wb") as raw,
                 gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=3, mtime=0) as file,

@@ -85,7 +85,7 @@ class Predictor:
                 )
 
     def classify(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
-        pairs = [needed_pair(each) for each in batch] if self.config.data.columns.pair else None
+        pairs = [require_pair(each) for each in batch] if self.config.data.columns.pair else None
         encoded = classified_texts(self.tokenizer, [each.text for each in batch], pairs, self.max_length)
         self.warn_truncated(encoded["length"])
         types = {"token_type_ids": self.tensor(encoded["token_type_ids"], 0)} if pairs is not None else {}
@@ -167,7 +167,7 @@ class Predictor:
         return pad_rows([[1] * len(row) for row in rows], 0).to(self.model.device)
 
 
-def needed_pair(each: Input) -> str:
+def require_pair(each: Input) -> str:
     if each.pair is None:
         raise UserError(
             f"the run classifies pairs, but {each.text[:60]!r} is a single text; separate the two texts with a tab"
@@ -214,9 +214,9 @@ def read_inputs(arguments: list[str], per: str | None, config: RunConfig) -> Ite
             raise UserError("-, standard input, cannot be combined with other inputs")
         if not is_unicode(each):
             raise UserError(f"{each!r} is not in the encoding of this terminal; use a file")
-        if len(path.parts) > 1 and is_there(path.is_dir):  # without a separator it may be a text
-            raise UserError(f"{path} is a folder; give its files")
-        if is_there(path.is_file):
+        if len(path.parts) > 1 and path_exists(path.is_dir):  # without a separator it may be a text
+            raise UserError(f"{path} is a directory; pass its files")
+        if path_exists(path.is_file):
             yield from inputs_of_file(path, per, config)
         elif suffix_of(path) in FORMATS and not re.search(r"\s", each):  # looks like a file name
             raise UserError(f"there is no file {each!r}; give a text, a file or standard input")
@@ -229,7 +229,7 @@ def is_unicode(text: str) -> bool:
     return not re.search("[\ud800-\udfff]", text)
 
 
-def is_there(question: Callable[[], bool]) -> bool:
+def path_exists(question: Callable[[], bool]) -> bool:
     """The result of `path.exists` and the like; False if the text cannot be a path."""
     try:
         return question()

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from ..errors import UserError
 from ..files import atomic_directory, check_writable
 from ..plots.curves import draw_lengths
-from . import listops
+from . import file_kinds, listops
 from .batches import row_lengths
 from .config import RunConfig
 from .data import Rows, is_language_model, iterate_texts, read_splits, read_stream, required_columns
@@ -34,6 +34,8 @@ from .tokens import digest, format_names, length_statistics, pack, stream, token
 FORMAT = 3
 # number of texts of a stream that a tokenizer is trained on
 TOKENIZER_EXAMPLES = 200_000
+# values of `data.generated`: modules with a VERSION and a function `write`
+GENERATORS: dict[str, Any] = {"file_kinds": file_kinds, "listops": listops}
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,13 @@ def cache_directory(folder: Path) -> AbstractContextManager[Path]:
 
 def with_generated_data(config: RunConfig, console: Console) -> RunConfig:
     """The configuration with the path of generated data, which are generated once."""
-    folder = Path(config.data.cache).expanduser() / f"{config.data.generated}-{listops.VERSION}"
+    name = config.data.generated
+    assert name is not None
+    folder = Path(config.data.cache).expanduser() / f"{name}-{GENERATORS[name].VERSION}"
     if not folder.exists():
-        console.print(f"Generating {config.data.generated} …", markup=False)
+        console.print(f"Generating {name} …", markup=False)
         with cache_directory(folder) as unfinished:
-            listops.write(unfinished)
+            GENERATORS[name].write(unfinished)
     return replace(config, data=replace(config.data, path=str(folder), generated=None))
 
 

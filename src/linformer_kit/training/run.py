@@ -88,13 +88,13 @@ class RunFolder:
         if stored is None or (stored.training.precision == "auto" and not self.is_finished):
             write_text(self.config, to_yaml(config))
 
-    def begin_with(self, facts: dict[str, Any]) -> None:
+    def check_data(self, facts: dict[str, Any]) -> None:
         """Store facts about the data, or check them if the run is resumed: files may have changed in the meantime."""
         if self.data.is_file() and checkpoints_in(self.checkpoints):
             if json.loads(self.data.read_text(encoding="utf-8")) != facts:
                 raise UserError(
-                    f"the data have changed since the run in {self.folder} began: they give other texts, tokens or "
-                    f"labels; restore the old data, or {OTHER_FOLDER}"
+                    f"the data have changed since the run in {self.folder} began: they yield different texts, tokens "
+                    f"or labels; restore the old data, or {OTHER_FOLDER}"
                 )
         else:
             write_text(self.data, json.dumps(facts, ensure_ascii=False))

@@ -30,7 +30,7 @@ from .batches import Examples, PaddingCollator, Stream, Transform, row_lengths, 
 from .checkpoint import PREFIX, atomic_checkpoint, find_damage, latest_intact, remove_newer, step_of, write_error
 from .config import RunConfig
 from .metrics import translation_metrics
-from .model import MODELS, build_model
+from .model import MODELS, build_model, count_parameters
 from .prepare import Prepared, prepare
 from .progress import Bar, MetricsFile, format_metrics, validation_metrics
 from .run import RunFolder
@@ -38,7 +38,7 @@ from .trainer import EvaluationInterrupted, FlowCallback, LinformerTrainer, Trai
 from .translate import batch_size_of, translations
 
 # steps between evaluations of a stream, which has no epochs
-STREAM_EVALUATES_EVERY = 1000
+STREAM_EVALUATION_INTERVAL = 1000
 
 
 def train(config: RunConfig, console: Console) -> Path:
@@ -59,7 +59,7 @@ def train(config: RunConfig, console: Console) -> Path:
         with state.main_process_first():
             prepared = prepare(config, console)
         if state.is_main_process:
-            run.begin_with(prepared.facts)
+            run.check_data(prepared.facts)
         trainer, flow = make_trainer(config, prepared, run)
         run_trainer(trainer, flow, run, config, prepared, console)
     return run.folder
@@ -112,7 +112,7 @@ def make_trainer(config: RunConfig, prepared: Prepared, run: RunFolder) -> tuple
     examples = (Stream if config.data.streaming else Examples)(train_rows, transform, config.seed)
     per_epoch = None if config.data.streaming else steps_per_epoch(len(train_rows), config)
     steps = config.training.steps or math.ceil((config.training.epochs or 3) * (per_epoch or 0))
-    evaluate_every = min(config.training.evaluate_every or per_epoch or STREAM_EVALUATES_EVERY, steps)
+    evaluate_every = min(config.training.evaluate_every or per_epoch or STREAM_EVALUATION_INTERVAL, steps)
     flow = FlowCallback(config, evaluate_every)
     trainer = LinformerTrainer(
         config=config,
@@ -144,7 +144,7 @@ def steps_per_epoch(examples: int, config: RunConfig) -> int:
 def evaluation_examples(rows: Any, transform: Transform) -> Examples:
     """Examples sorted by length, longest first: there is little padding, and a lack of memory shows at once.
 
-    The masked tokens do not depend on the seed of the run: another choice alone changes perplexity by over 1 %.
+    The masked tokens do not depend on the seed of the run: another choice alone changes perplexity by over 1%.
     """
     return Examples(rows.select(np.argsort(-row_lengths(rows), kind="stable")), transform, seed=0)
 
@@ -241,7 +241,8 @@ def finish(
             model.save_pretrained(unfinished)
             prepared.tokenizer.save_pretrained(unfinished)
         prepared.tokenizer.save_pretrained(run.tokenizer)
-        result = {"best_step": step_of(best), "steps": trainer.state.global_step, **metrics}
+        parameters, _ = count_parameters(model)
+        result = {"best_step": step_of(best), "steps": trainer.state.global_step, "parameters": parameters, **metrics}
         peak = peak_resident()
         peak_mib = None if peak is None else round(peak / 2**20, 1)
         costs = {"tokens": trainer.state.num_input_tokens_seen, "seconds": seconds, "peak_mib": peak_mib}

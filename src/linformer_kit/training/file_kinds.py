@@ -1,4 +1,4 @@
-"""The data of the demo: pieces of files that every Python installation has, labeled by kind, split by package.
+"""The dataset `file_kinds`: pieces of files that every Python installation has, labeled by kind, split by package.
 
 The name of a file suggests its kind and its content must confirm it; the model sees only the bytes of a piece. All
 files of a package are in the same split, and exact or near copies of earlier examples are left out. So the test split
@@ -6,27 +6,38 @@ holds files of packages of which the training saw nothing.
 """
 
 import gzip
-import hashlib
 import json
 import os
 import random
 import re
 import sysconfig
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import distributions
+from itertools import islice, product
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from ..files import atomic_directory
-from .kinds import KINDS
+from rich.console import Console
+
+from ..errors import UserError
+from ..formatting import progress_bar
+from .file_checks import KINDS
+
+# increase when the gathered examples change
+VERSION = 1
 
 WINDOW = 4094  # maximum tokens of an example; the model adds one at the start and one at the end
 MIN_SIZE = 512  # bytes of a file
 CHECKED_SIZE = 2**19  # bytes by which a kind is confirmed; a longer text does not parse and is left out
 MAX_COPIED = 0.5  # share of known lines above which a window counts as a copy
-SPLITS = ("train", "validation", "test")
+WINDOWS_PER_FILE = 16  # at most
+EXAMPLES = {"train": 400, "validation": 60, "test": 100}  # of each kind, at most
+LEAST = 0.2  # share of these below which a kind is left out
+SHARES = {"train": 0.65, "validation": 0.15, "test": 0.2}  # of the packages, by windows
+HEAVIEST = 20  # windows of a package that count when packages are split
+SPLITS = tuple(SHARES)
 
 
 class Source(NamedTuple):
@@ -124,50 +135,34 @@ class Dataset:
         return [kind for kind in KINDS if kind in present]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """How much is gathered; `shares` is the share of packages in each split."""
-
-    examples: dict[str, int] = field(default_factory=lambda: {"train": 400, "validation": 60, "test": 100})
-    least: dict[str, int] = field(default_factory=lambda: {"train": 120, "validation": 10, "test": 20})
-    shares: dict[str, float] = field(default_factory=lambda: {"train": 0.65, "validation": 0.15, "test": 0.2})
-    least_packages: int = 6
-    windows_per_file: int = 16
-    heaviest: int = 20  # maximum weight of a package when packages are split
-    seed: int = 2020
-
-
 def gather(
-    sources: Iterable[Source], wanted: Wanted | None = None, advance: Callable[[str], None] = lambda _: None
+    sources: Iterable[Source],
+    wanted: Mapping[str, int] = EXAMPLES,
+    seed: int = 2020,
+    advance: Callable[[str], None] = lambda _: None,
 ) -> Dataset:
-    """Find, check, split and cut. `advance` is called once per kind, and once per split and kind."""
-    wanted = wanted or Wanted()
+    """Find, split, check and cut; `wanted` is the number of examples of a kind.
+
+    `advance` is called once per split and kind.
+    """
     files = candidates(sources)
-    packages_of: dict[str, dict[str, int]] = {}
-    for kind in KINDS:
-        packages_of[kind] = confirmed_packages(kind, files[kind], wanted)
-        advance(kind)
+    windows = {kind: {package: count_windows(each) for package, each in files[kind].items()} for kind in KINDS}
+    split_of = split_packages(windows, seed)
+    known: set[bytes] = set()
+    found: dict[tuple[str, str], list[Example]] = {}
+    for split, kind in product(SPLITS, KINDS):  # the test split is last: its examples are copies of no others
+        packages = [each for package, each in files[kind].items() if split_of[package] == split]
+        # one from each package in turn, so that no package dominates
+        examples = take_turns(package_examples(kind, each, seed, known) for each in packages)
+        found[split, kind] = list(islice(examples, wanted[split]))
+        advance(f"{kind}, {split}")
     left_out = {
-        kind: f"only {len(packages)} packages have such files; {wanted.least_packages} are needed"
-        for kind, packages in packages_of.items()
-        if len(packages) < wanted.least_packages
+        kind: f"too few examples: {', '.join(f'{len(found[split, kind])} for {split}' for split in SPLITS)}"
+        for kind in KINDS
+        if any(len(found[split, kind]) < LEAST * wanted[split] for split in SPLITS)
     }
-    split_of = split_packages({kind: found for kind, found in packages_of.items() if kind not in left_out}, wanted)
-    splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
-    known = Known()
-    for split in SPLITS:
-        for kind in KINDS:
-            packages = [] if kind in left_out else packages_of[kind]
-            chosen = [files[kind][package] for package in packages if split_of.get(package) == split]
-            splits[split] += draw_examples(kind, chosen, wanted.examples[split], wanted, known)
-            advance(f"{kind}, {split}")
-    for kind in [kind for kind in KINDS if kind not in left_out]:
-        counts = {split: sum(example.label == kind for example in splits[split]) for split in SPLITS}
-        if any(counts[split] < wanted.least[split] for split in SPLITS):
-            left_out[kind] = f"too few examples: {', '.join(f'{counts[split]} for {split}' for split in SPLITS)}"
-    for split, examples in splits.items():
-        splits[split] = [example for example in examples if example.label not in left_out]
-    return Dataset(splits, left_out)
+    kinds = [kind for kind in KINDS if kind not in left_out]
+    return Dataset({split: [each for kind in kinds for each in found[split, kind]] for split in SPLITS}, left_out)
 
 
 def candidates(sources: Iterable[Source]) -> dict[str, dict[str, list[Source]]]:
@@ -180,15 +175,52 @@ def candidates(sources: Iterable[Source]) -> dict[str, dict[str, list[Source]]]:
     return files
 
 
-def confirmed_packages(kind: str, files: dict[str, list[Source]], wanted: Wanted) -> dict[str, int]:
-    """The packages with a file whose content confirms its name, and the number of their windows; shuffles the files."""
-    weights = {}
-    for package, sources in sorted(files.items()):
-        random.Random(f"{wanted.seed} {kind} {package}").shuffle(sources)
-        if any(confirmed_size(kind, source) for source in sources):
-            windows = (max(1, os.path.getsize(source.path) // WINDOW) for source in sources)
-            weights[package] = sum(min(wanted.windows_per_file, count) for count in windows)
-    return weights
+def count_windows(sources: list[Source]) -> int:
+    """The number of windows of a package, before its files are read."""
+    sizes = (os.path.getsize(source.path) for source in sources if os.path.exists(source.path))  # no broken links
+    return sum(min(WINDOWS_PER_FILE, max(1, size // WINDOW)) for size in sizes)
+
+
+def split_packages(windows: dict[str, dict[str, int]], seed: int) -> dict[str, str]:
+    """A split for each package, so that each split gets its share of every kind; the rarest kinds are split first.
+
+    `windows` is the number of windows by kind and package. The largest package of a kind is the most varied one, and
+    always used for training.
+    """
+    split_of = dict.fromkeys((max(counts, key=counts.__getitem__) for counts in windows.values() if counts), "train")
+    for counts in sorted(windows.values(), key=len):
+        weights = {package: min(HEAVIEST, count) for package, count in counts.items()}
+        have = {split: sum(weights[each] for each in weights if split_of.get(each) == split) for split in SPLITS}
+        new = [package for package in sorted(weights) if package not in split_of]
+        random.Random(seed).shuffle(new)
+        for package in sorted(new, key=lambda package: -weights[package]):  # light ones fill the gaps
+            split_of[package] = min(SPLITS, key=lambda split: have[split] / SHARES[split])
+            have[split_of[package]] += weights[package]
+    return split_of
+
+
+def package_examples(kind: str, sources: list[Source], seed: int, known: set[bytes]) -> Iterator[Example]:
+    """One window of each file, then a second of each, and so on; atypical ones and copies are left out."""
+    shuffled = random.Random(seed).sample(sources, len(sources))
+    windows = take_turns(file_windows(kind, source, seed) for source in shuffled)
+    return (window for window in windows if is_typical(window) and is_new(window, known))
+
+
+def take_turns(streams: Iterable[Iterator[Example]]) -> Iterator[Example]:
+    """One example of each stream, then a second of each, and so on; a stream is read only when it is its turn."""
+    waiting = deque(streams)
+    while waiting:
+        stream = waiting.popleft()
+        for example in islice(stream, 1):
+            yield example
+            waiting.append(stream)
+
+
+def file_windows(kind: str, source: Source, seed: int) -> Iterator[Example]:
+    """Windows of a file in random order; none if its content contradicts its name."""
+    if size := confirmed_size(kind, source):
+        for start in window_starts(size, f"{seed} {source.name}")[:WINDOWS_PER_FILE]:
+            yield cut(kind, source, start)
 
 
 def confirmed_size(kind: str, source: Source) -> int:
@@ -202,65 +234,18 @@ def confirmed_size(kind: str, source: Source) -> int:
     return size if size >= MIN_SIZE and KINDS[kind].check(beginning) else 0
 
 
-def split_packages(packages_of: dict[str, dict[str, int]], wanted: Wanted) -> dict[str, str]:
-    """A split for each package, so that each split gets its share of every kind; the rarest kinds are split first.
-
-    The largest package of a kind is the most varied one, and always used for training.
-    """
-    split_of = {max(sorted(weights), key=weights.__getitem__): "train" for weights in packages_of.values() if weights}
-    for _, weights in sorted(packages_of.items(), key=lambda item: (len(item[1]), item[0])):
-        capped = {package: min(wanted.heaviest, weight) for package, weight in weights.items()}
-        have: Counter[str] = Counter()
-        for package in capped:
-            have[split_of.get(package, "")] += capped[package]
-        shuffled = random.Random(wanted.seed).sample(sorted(capped), len(capped))
-        # heavy packages first: light ones fill the gaps
-        for package in sorted(shuffled, key=lambda package: -capped[package]):
-            if package not in split_of:
-                split_of[package] = min(SPLITS, key=lambda split: have[split] / wanted.shares[split])
-                have[split_of[package]] += capped[package]
-    return split_of
-
-
-def draw_examples(kind: str, packages: list[list[Source]], most: int, wanted: Wanted, known: "Known") -> list[Example]:
-    """At most `most` examples, one from each package in turn, so that no package dominates."""
-    streams = [package_windows(kind, sources, wanted) for sources in packages]
-    examples: list[Example] = []
-    while streams and len(examples) < most:
-        for stream in list(streams):
-            example = next((each for each in stream if is_typical(each) and known.is_new(each)), None)
-            if example is None:
-                streams.remove(stream)
-            elif len(examples) < most:
-                examples.append(example)
-    return examples
-
-
-def package_windows(kind: str, sources: list[Source], wanted: Wanted) -> Iterator[Example]:
-    """One window of each file, then a second of each, and so on."""
-    more: list[tuple[Source, list[int]]] = []
-    for source in sources:
-        if size := confirmed_size(kind, source):
-            first, *others = window_starts(size, f"{wanted.seed} {source.name}")
-            yield cut(kind, source, first)
-            more.append((source, others))
-    for turn in range(wanted.windows_per_file - 1):
-        for source, starts in more:
-            if turn < len(starts):
-                yield cut(kind, source, starts[turn])
-
-
 def window_starts(size: int, seed: str) -> list[int]:
     """The starts of the windows of a file, in random order, without overlap.
 
     One file in three starts with its beginning; otherwise headers would decide, or would never be seen.
     """
     chance = random.Random(seed)
-    places, rest = max(1, size // WINDOW), size % WINDOW if size > WINDOW else 0
+    places = max(1, size // WINDOW)
+    rest = max(0, size - WINDOW * places)
     order = chance.sample(range(places), places)
-    if chance.random() < 1 / 3:
-        return [WINDOW * place for place in sorted(order, key=bool)]  # the beginning first, the others in random order
     offset = chance.randint(0, rest)
+    if chance.random() < 1 / 3:
+        order, offset = sorted(order, key=bool), 0  # the beginning first, the others in random order
     return [offset + WINDOW * place for place in order]
 
 
@@ -278,23 +263,17 @@ def is_typical(example: Example) -> bool:
     return max(Counter(window).values()) <= 0.75 * len(window) and KINDS[example.label].shows(window)
 
 
-class Known:
-    """The windows and lines seen so far: packages contain exact and near copies of other files, mostly licenses."""
+def is_new(example: Example, known: set[bytes]) -> bool:
+    """Whether at most half of the lines of a window are known; those of a new one become known.
 
-    def __init__(self) -> None:
-        self.windows: set[bytes] = set()
-        self.lines: set[bytes] = set()
-
-    def is_new(self, example: Example) -> bool:
-        """Whether neither the window nor more than half of its lines were seen before; remembers a new one."""
-        window = example.text.encode("latin-1")
-        digest = hashlib.sha256(window).digest()
-        lines = long_lines(window)
-        if digest in self.windows or len(lines & self.lines) > MAX_COPIED * len(lines):
-            return False
-        self.windows.add(digest)
-        self.lines |= lines
-        return True
+    Packages contain exact and near copies of other files, mostly licenses.
+    """
+    window = example.text.encode("latin-1")
+    lines = long_lines(window) or {window}
+    if len(lines & known) > MAX_COPIED * len(lines):
+        return False
+    known |= lines
+    return True
 
 
 def long_lines(window: bytes) -> set[bytes]:
@@ -305,13 +284,22 @@ def long_lines(window: bytes) -> set[bytes]:
 # storage
 
 
+def write(folder: Path) -> None:
+    """Write train.jsonl.gz, validation.jsonl.gz and test.jsonl.gz with pieces of the files of this Python."""
+    with progress_bar(Console(stderr=True), "kinds and splits", len(KINDS) * len(SPLITS)) as advance:
+        dataset = gather(installed_files(), EXAMPLES, advance=advance)
+    if len(dataset.kinds) < 2:
+        reasons = "; ".join(map(": ".join, dataset.left_out.items()))
+        raise UserError(f"this Python has too few files to train on: {reasons}; install more packages")
+    write_examples(dataset, folder)
+
+
 def write_examples(dataset: Dataset, folder: Path) -> None:
-    """One file of JSON lines per split, written atomically."""
-    with atomic_directory(folder) as unfinished:
-        for split, examples in dataset.splits.items():
-            lines = "".join(json.dumps(asdict(example)) + "\n" for example in examples)
-            # without a time stamp, equal examples give equal bytes
-            (unfinished / f"{split}.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 3, mtime=0))
+    """One file of JSON lines per split."""
+    for split, examples in dataset.splits.items():
+        lines = "".join(json.dumps(asdict(example)) + "\n" for example in examples)
+        # without a time stamp, equal examples give equal bytes
+        (folder / f"{split}.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 3, mtime=0))
 
 
 def read_examples(folder: Path) -> Dataset:
@@ -321,4 +309,4 @@ def read_examples(folder: Path) -> Dataset:
         with gzip.open(folder / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
             splits[split] = [Example(**json.loads(line)) for line in file]
     present = {example.label for example in splits["train"]}
-    return Dataset(splits, {kind: "too few files" for kind in KINDS if kind not in present})
+    return Dataset(splits, {kind: "too few examples" for kind in KINDS if kind not in present})

@@ -1,4 +1,4 @@
-"""The kinds of files that the demo distinguishes: their names, their content, and what a window must show."""
+"""The kinds of files in the dataset `file_kinds`: their names, their content, and what a window must show."""
 
 import ast
 import json
@@ -81,7 +81,7 @@ def is_noise(window: bytes) -> bool:
 
 
 def is_not_text(window: bytes) -> bool:
-    """Less than 70 % of the bytes are printable."""
+    """Less than 70% of the bytes are printable."""
     return len(window.translate(None, PRINTABLE)) > 0.3 * len(window)
 
 

@@ -4,9 +4,9 @@ import importlib.util
 import json
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..csv_tables import as_csv
-from ..errors import Stopped, UserError
-from ..files import check_writable, write_text
-from ..formatting import format_duration, format_ratio, progress_bar, say
-from .files import KINDS, SPLITS, Dataset, Source, Wanted, gather, installed_files, read_examples, write_examples
+from .csv_tables import write_rows
+from .errors import Stopped, UserError
+from .files import check_writable
+from .formatting import format_duration, format_ratio, progress_bar, say
+from .training.file_kinds import KINDS, SPLITS, Dataset, read_examples
 
 PICTURE, NUMBERS = "demo.png", "demo.csv"
-DATA, RUN, CACHE = "data", "run", "cache"
-REQUIRED = ("matplotlib", "accelerate", "datasets", "filelock", "sacrebleu", "tokenizers", "yaml")
+RUN, CACHE = "run", "cache"
+REQUIRED = ("matplotlib", "accelerate", "datasets", "sacrebleu", "tokenizers", "yaml")
 # the two models that are timed
 MODELS = {"Linformer": {}, "full attention": {"projection": "none"}}
 
@@ -31,10 +31,8 @@ MODELS = {"Linformer": {}, "full attention": {"projection": "none"}}
 class Settings:
     """The settings of the demo."""
 
-    wanted: Wanted = field(default_factory=Wanted)
     overrides: tuple[str, ...] = ()  # of configs/file_kinds.yaml
     lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
-    rounds: int = 7
 
 
 @dataclass(frozen=True)
@@ -58,26 +56,28 @@ class Result:
         return [[self.metrics["confusion"][row][column] for column in places] for row in places]
 
 
-def run(
-    folder: Path,
-    console: Console | None = None,
-    settings: Settings | None = None,
-    sources: Iterable[Source] | None = None,
-) -> Result:
+def run(folder: Path, console: Console | None = None, settings: Settings | None = None) -> Result:
     """Gather files, train, test and time; write the figure and the numbers to `folder`.
 
     A second call reuses the examples and resumes the training.
     """
     check_ready(folder)
+    # slow to import
+    from .training.config import load_config
+    from .training.evaluate import evaluate
+    from .training.prepare import with_generated_data
+
     settings, console = settings or Settings(), console or Console()
     seconds: dict[str, float] = {}
+    paths = {"data.cache": (folder / CACHE).resolve(), "run": folder / RUN}
+    # as JSON, because values are YAML, and a path may contain a bracket or a colon
+    overrides = [f"{key}={json.dumps(str(path))}" for key, path in paths.items()]
+    config = load_config("file_kinds", [*overrides, *settings.overrides])
     with timed(seconds, "gathering"):
-        dataset = find_examples(folder / DATA, settings.wanted, console, sources or installed_files())
+        dataset = read_examples(Path(str(with_generated_data(config, console).data.path)))
     show_dataset(dataset, console)
-    train_model(folder, settings, console)
+    train_model(config, folder, console)
     seconds["training"] = json.loads((folder / RUN / "result.json").read_text())["seconds"]
-    from ..training.evaluate import evaluate  # slow to import
-
     say(console, "Testing on held-out files …")
     with timed(seconds, "testing"):
         metrics = evaluate(folder / RUN, split="test", console=console)
@@ -95,9 +95,9 @@ def check_ready(folder: Path) -> None:
         raise UserError(f'the demo requires {missing[0]}: pip install "linformer-kit[train]"')
     remedy = f"choose another directory than {folder} with --output"
     check_writable(folder, remedy)
-    for path in (folder / name for name in (PICTURE, NUMBERS, DATA, RUN, CACHE)):
+    for path in (folder / name for name in (PICTURE, NUMBERS, RUN, CACHE)):
         if path.exists() and path.is_dir() == (path.name in (PICTURE, NUMBERS)):
-            raise UserError(f"{path} is a {'directory' if path.is_dir() else 'file'} and in the way; {remedy}")
+            raise UserError(f"{path} already exists and is a {'directory' if path.is_dir() else 'file'}; {remedy}")
     folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -112,31 +112,12 @@ def timed(seconds: dict[str, float], step: str) -> Iterator[None]:
 # steps
 
 
-def find_examples(folder: Path, wanted: Wanted, console: Console, sources: Iterable[Source]) -> Dataset:
-    """The examples of an earlier run, or new ones."""
-    if folder.is_dir():  # after a change of the installation, a package could move to another split
-        say(console, f"Using the examples of an earlier run in {folder}; remove {folder.parent} to start over.")
-        return read_examples(folder)
-    say(console, "Gathering files of this Python …")
-    with progress_bar(console, "kinds and splits", len(KINDS) * (len(SPLITS) + 1)) as advance:
-        dataset = gather(sources, wanted, advance)
-    if len(dataset.kinds) < 2:
-        reasons = "; ".join(map(": ".join, dataset.left_out.items()))
-        raise UserError(f"this Python has too few files to train on: {reasons}; install more packages")
-    write_examples(dataset, folder)
-    return dataset
+def train_model(config: Any, folder: Path, console: Console) -> None:
+    """Same as `linformer train file_kinds data.cache=… run=…`."""
+    from .training.train import train
 
-
-def train_model(folder: Path, settings: Settings, console: Console) -> None:
-    """Same as `linformer train file_kinds data.path=… run=…`."""
-    from ..training.config import load_config
-    from ..training.train import train
-
-    paths = {"data.path": (folder / DATA).resolve(), "data.cache": (folder / CACHE).resolve(), "run": folder / RUN}
-    # as JSON, because values are YAML, and a path may contain a bracket or a colon
-    overrides = [f"{key}={json.dumps(str(path))}" for key, path in paths.items()]
     try:
-        train(load_config("file_kinds", [*overrides, *settings.overrides]), console)
+        train(config, console)
     except Stopped as stop:
         command = shlex.join(["linformer", "demo", "--output", str(folder)])
         raise Stopped(f"Stopped and saved. To resume: {command}", stop.code) from None
@@ -146,7 +127,7 @@ def time_models(model_folder: Path, settings: Settings, console: Console) -> dic
     """Median seconds per document by length, of the model and of the same model with full attention, interleaved."""
     import torch
 
-    from ..bench.measure import time_interleaved
+    from .bench.measure import time_interleaved
 
     found = {}
     say(console, "Timing next to full attention …")
@@ -154,9 +135,8 @@ def time_models(model_folder: Path, settings: Settings, console: Console) -> dic
         for length in settings.lengths:
             ids = torch.randint(5, 261, (1, length))  # bytes; the first five tokens are special
             calls = {name: partial(model, ids) for name, model in models_of_length(model_folder, length).items()}
-            rounds = {"least_rounds": min(3, settings.rounds), "most_rounds": settings.rounds}
             with torch.no_grad():
-                timings = time_interleaved(calls, budget_seconds=5, **rounds)
+                timings = time_interleaved(calls, budget_seconds=5, most_rounds=7)
             medians = {name: timing.median for name, timing in timings.items() if timing.median}
             if len(medians) < len(calls):
                 say(console, f"Longer documents are left out: at {length:,} bytes a model ran out of memory.")
@@ -168,8 +148,8 @@ def time_models(model_folder: Path, settings: Settings, console: Console) -> dic
 
 def models_of_length(model_folder: Path, length: int) -> dict[str, Any]:
     """The two models for documents of a length, with random weights, which do not affect the time."""
-    from ..models.configuration_linformer import LinformerConfig
-    from ..models.modeling_linformer import LinformerForSequenceClassification
+    from .models.configuration_linformer import LinformerConfig
+    from .models.modeling_linformer import LinformerForSequenceClassification
 
     load_config = partial(LinformerConfig.from_pretrained, model_folder, max_position_embeddings=length)
     return {name: LinformerForSequenceClassification(load_config(**change)).eval() for name, change in MODELS.items()}
@@ -198,12 +178,11 @@ def result_rows(result: Result) -> Iterator[tuple[str, str, str | int, float]]:
 
 def write_result(result: Result, folder: Path) -> None:
     """The numbers as CSV, and the figure."""
-    from ..plots.demo import draw_demo
-    from ..plots.style import save
+    from .plots.demo import draw_demo
+    from .plots.style import save
 
     columns = ("quantity", "of", "by", "value")
-    rows = (dict(zip(columns, row, strict=True)) for row in result_rows(result))
-    write_text(folder / NUMBERS, as_csv(columns, rows))
+    write_rows(folder / NUMBERS, [dict(zip(columns, map(str, row), strict=True)) for row in result_rows(result)])
     save(draw_demo(result.kinds, result.confusion, result.document_seconds), folder / PICTURE)
 
 
@@ -222,8 +201,8 @@ def show_dataset(dataset: Dataset, console: Console) -> None:
 
 def show_result(result: Result, folder: Path, console: Console) -> None:
     """Metrics, times, where the files are, and a prediction with the command for it."""
-    from ..training.evaluate import table_of
-    from ..training.predict import Predictor, as_text, read_inputs
+    from .training.evaluate import table_of
+    from .training.predict import Predictor, as_text, read_inputs
 
     console.print(table_of(result.metrics))
     table = Table("bytes", *MODELS, "ratio", title="Time per document", title_justify="left")
