@@ -141,7 +141,7 @@ def is_the_same(path: Path, undisturbed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_it_ends_with_the_same_bits(undisturbed):
+def test_a_run_killed_repeatedly_ends_with_the_same_bits(undisturbed):
     path = write_run(undisturbed.parent, "killed")
     points = [
         ("step", 3),  # before anything was saved
@@ -168,22 +168,22 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(undisturbed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_signal_saves_and_prints_how_to_resume(undisturbed, number):
-    name = f"stopped-{int(number)}"
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [(signal.SIGINT, 7), (signal.SIGTERM, 8), (signal.SIGTERM, 11)],
+    ids=["Ctrl-C between two logs", "SIGTERM where an evaluation is due", "SIGTERM between a checkpoint and a log"],
+)
+def test_a_signal_saves_and_prints_how_to_resume(undisturbed, number, step):
+    name = f"stopped-{step}"
     path = write_run(undisturbed.parent, name)
     # shells let background jobs, and so maybe this test, ignore Ctrl-C
-    restore = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{restore}; from linformer_kit.cli import app; app()"
-    process = start(path, sys.executable, "-c", code)
-    wait_for(path.parent / name / "checkpoints" / "checkpoint-5")
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + number, errors
-    said = errors.strip().splitlines()[-1]
-    assert said.startswith("Stopped and saved at step ")
-    step = int(said.split()[5])
-    assert f"linformer train {name}/config.yaml" in said
+    restore = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code = restore + DYING.replace("SIGKILL", number.name)
+    batches = str(step * CONFIG["training"]["accumulate"])
+    _, errors = train(path, sys.executable, "-c", code, "step", batches, code=128 + number)
+    last_line = errors.strip().splitlines()[-1]
+    assert last_line.startswith(f"Stopped and saved at step {step} of {LAST}.")
+    assert f"linformer train {name}/config.yaml" in last_line
     last = checkpoint.checkpoints_in(path.parent / name / "checkpoints")[-1]
     assert (checkpoint.step_of(last), checkpoint.find_damage(last)) == (step, None)
     assert not (path.parent / name / "model").exists()
@@ -233,13 +233,6 @@ def test_a_run_killed_after_early_stopping_does_not_train_further(tmp_path):
     assert (result["best_step"], result["steps"]) == (8, 16)
     assert checkpoint.step_of(checkpoint.checkpoints_in(tmp_path / "early" / "checkpoints")[-1]) == 16
     assert [line["step"] for line in metrics(path) if "validation_loss" in line] == [8, 16]
-
-
-def wait_for(path: Path, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not appear"
-        time.sleep(0.005)
 
 
 def damaged_copy(undisturbed: Path, name: str) -> Path:

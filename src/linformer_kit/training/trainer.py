@@ -1,8 +1,9 @@
 """The trainer: that of transformers, with exact resumption, atomic checkpoints and metrics that count each token once.
 
 Three private methods of `Trainer` are overridden: `_save_checkpoint`, `_load_optimizer_and_scheduler` and
-`_load_rng_state`; `_prepare_inputs`, `_save_optimizer_and_scheduler` and `_save_scaler` are called. They may change in
-any minor version, so pyproject.toml allows the tested one only.
+`_load_rng_state`; `_prepare_inputs`, `_save_optimizer_and_scheduler` and `_save_scaler` are called, `_tr_loss` and
+`_globalstep_last_logged` are restored. They may change in any minor version, so pyproject.toml allows the tested one
+only.
 """
 
 import json
@@ -203,7 +204,7 @@ class LinformerTrainer(Trainer):
             elif self.args.should_save:
                 save_optimizer(unfinished, self.optimizer.state_dict(), self.lr_scheduler.state_dict())
             self._save_scaler(str(unfinished))
-            state = json.dumps(random_state())
+            state = json.dumps(random_state() | self.loss_since_log())
             (unfinished / f"random-{self.args.process_index}.json").write_text(state, encoding="utf-8")
             if self.args.should_save:
                 self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
@@ -231,7 +232,15 @@ class LinformerTrainer(Trainer):
             return
         path = Path(checkpoint) / f"random-{self.args.process_index}.json"
         if path.is_file():  # a run resumed with more processes has too few states
-            set_random_state(json.loads(path.read_text(encoding="utf-8")))
+            state = json.loads(path.read_text(encoding="utf-8"))
+            set_random_state(state)
+            self._tr_loss.fill_(state.get("loss_since_log", 0.0))
+            self._globalstep_last_logged = self.state.global_step - state.get("steps_since_log", 0)
+
+    def loss_since_log(self) -> dict[str, float]:
+        """The losses that the next log averages; a signal stops a run between two logs."""
+        steps = self.state.global_step - self._globalstep_last_logged
+        return {"loss_since_log": self._tr_loss.item(), "steps_since_log": steps}
 
 
 def align_labels(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
@@ -243,7 +252,7 @@ def align_labels(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Ten
 
 
 class FlowCallback(TrainerCallback):
-    """Decides when to log, save, evaluate and stop, and sets the epoch of the data set."""
+    """Decides when to log, save, evaluate and stop, and sets the epoch of the dataset."""
 
     def __init__(self, config: RunConfig, evaluate_every: int):
         self.training, self.evaluate_every = config.training, evaluate_every
@@ -262,11 +271,11 @@ class FlowCallback(TrainerCallback):
         control.should_evaluate = last or step % self.evaluate_every == 0
         control.should_save = control.should_evaluate or step % (self.training.save_every or self.evaluate_every) == 0
         control.should_training_stop = last
+        control.should_log = control.should_save or step % self.training.log_every == 0
         if self.is_stop_requested():
+            # only what the resumed run does not do: it logs and evaluates at the same steps as an uninterrupted one
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
-        # a log at every checkpoint: the losses between two logs are then the same in a resumed run
-        control.should_log = control.should_save or step % self.training.log_every == 0
         if step % RELEASE_EVERY == 0:
             release_free_memory()
 
