@@ -16,10 +16,12 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from linformer_kit import LinformerConfig
 from linformer_kit.bench import compare as compare_module
 from linformer_kit.bench import isolated, machine, paper_table
 from linformer_kit.bench.compare import Comparison
-from linformer_kit.bench.implementations import IMPLEMENTATIONS, projects
+from linformer_kit.bench.encoders import saved_config
+from linformer_kit.bench.implementations import IMPLEMENTATIONS, build, check, make_workload, projects
 from linformer_kit.bench.isolated import Isolated, isolated_here, measure_isolated, rounds_here, run_worker
 from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing
 from linformer_kit.bench.point import Point
@@ -264,6 +266,101 @@ def test_a_bad_sweep_is_one_line(text, said, tmp_path):
     assert said in result.stderr
 
 
+# a saved model
+
+SAVED = {
+    "conv without positions": {"projection": "conv", "projected_length": 16, "position_embedding": "none"},
+    "dynamic with a local convolution": {
+        **{"projection": "dynamic", "projected_length": [32, 8], "local_width": 3, "sharing": "none"},
+        **{"position_embedding": "sinusoidal", "hidden_act": "relu", "norm_first": False, "head_dim": 4},
+    },
+    "layerwise and rescaled": {"projected_length": 16, "sharing": "layerwise", "rescale": True, "type_vocab_size": 0},
+}
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Save a configuration, as in the directory of a run, and return that directory."""
+
+    def save(**options):
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+        LinformerConfig(**{"vocab_size": 300, **sizes, **options}).save_pretrained(tmp_path / "run" / "model")
+        saved_config.cache_clear()
+        return str(tmp_path / "run")
+
+    return save
+
+
+@pytest.mark.parametrize("options", SAVED.values(), ids=SAVED)
+def test_a_saved_model_is_measured_with_its_own_configuration(save, options):
+    model, K = save(**options), options["projected_length"]
+    ours, full = read_sweep({"model": model, "lengths": [128]}).groups()[0]
+    assert (ours.projected_length, full.projected_length) == (max(K) if isinstance(K, list) else K, None)
+    saved, timed, with_full = (each.to_dict() for each in (saved_config(model), build(ours).config, build(full).config))
+    assert timed["projected_length"] == (K if isinstance(K, list) else [K, K])
+    of_measurement = {"vocab_size", "max_position_embeddings", "initializer_range"}
+    of_measurement |= {"hidden_dropout_prob", "attention_probs_dropout_prob", "projected_length"}
+    assert different(saved, timed) <= of_measurement
+    assert different(timed, with_full) <= {"projection", "sharing", "rescale", "projected_length"}
+    assert (timed["max_position_embeddings"], with_full["projection"]) == (128, "none")
+    for point in (ours, full, replace(ours, step="training")):
+        check(point)
+        make_workload(point).call()
+
+
+def different(one, other):
+    return {name for name in {**one, **other} if one.get(name) != other.get(name)}
+
+
+def test_a_model_next_to_full_attention_is_the_default(save):
+    sweep = read_sweep({"model": save(projected_length=16)})
+    assert (sweep.subjects, sweep.implementations) == (["encoder"], ["linformer-kit", "full-attention"])
+    assert (sweep.hidden_size, sweep.num_heads, sweep.num_layers) == (32, 4, 2)
+
+
+def test_numbers_of_another_model_are_not_added_to(save, tmp_path):
+    for activation in ("gelu", "relu"):
+        sweep = read_sweep({"model": save(projected_length=16, hidden_act=activation), "lengths": [128]})
+        comparison = Comparison(sweep, open_table(tmp_path / "points.csv"), Console(quiet=True))
+        if activation == "gelu":
+            comparison.table.put([comparison.row(point) for point in sweep.groups()[0]])
+            comparison.require_same_facts()
+    with pytest.raises(UserError, match=r"points\.csv was measured with code=.*--fresh"):
+        comparison.require_same_facts()
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "said"),
+    [
+        ({"projection": "none"}, [], "which has full attention; give an encoder with a projection"),
+        ({"is_decoder": True}, [], "which is a decoder or an encoder-decoder; give an encoder"),
+        ({}, ["--subjects", "layer"], "subjects is ['layer'], but the encoder in"),
+        ({}, ["--projected-lengths", "8"], "projected_lengths is [8], but the encoder in"),
+        ({}, ["--implementations", "bert"], "implementations has bert, which cannot have the configuration of"),
+    ],
+)
+def test_a_model_that_cannot_be_compared_is_rejected_in_one_line(save, tmp_path, options, arguments, said):
+    result = linformer("--model", save(**options), *arguments, "--output", tmp_path / "out.csv")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "has no configuration of a Linformer (config.json); give the directory of a finished run or"),
+        ('{"model_type": "bert"}', "has no configuration of a Linformer (config.json)"),
+        ("{", "config.json is damaged: not a JSON object"),
+    ],
+)
+def test_a_directory_without_a_model_is_rejected_in_one_line(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    result = linformer("--model", tmp_path, "--output", tmp_path / "out.csv")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert said in result.stderr
+
+
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(IMPLEMENTATIONS, "linformer", replace(IMPLEMENTATIONS["linformer"], package="no-such-package"))
     with pytest.raises(
@@ -313,7 +410,7 @@ def test_numbers_from_elsewhere_are_not_added_to(fact, tmp_path, monkeypatch):
     comparison.require_same_facts()
     comparison.machine[fact] = "another"
     if fact == "code":
-        monkeypatch.setattr(compare_module, "timed_code", lambda subject, backend: "another")
+        monkeypatch.setattr(compare_module, "timed_code", lambda *_: "another")
     with pytest.raises(UserError, match=r"points\.csv was measured with \w+=.*, now it is another, .*--fresh"):
         comparison.require_same_facts()
 

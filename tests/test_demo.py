@@ -21,7 +21,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from linformer_kit import demo
-from linformer_kit.bench.measure import OUT_OF_MEMORY, Timing
+from linformer_kit.bench.measure import OK
+from linformer_kit.bench.result_table import open_table, read_points
 from linformer_kit.cli import app
 from linformer_kit.formatting import format_duration
 from linformer_kit.plots.demo import draw_demo
@@ -42,8 +43,10 @@ TINY = demo.Settings(
         *("model.max_position_embeddings=128", "model.projected_length=8"),
         *("training.steps=6", "training.batch_size=4", "training.evaluate_every=3"),
     ),
-    lengths=(64, 100),
+    lengths=(100,),
 )
+
+TIMED = ("linformer-kit", "full-attention")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -397,9 +400,6 @@ def test_the_csv_holds_what_was_measured(tiny):
     tested = sum(value for (quantity, *_), value in table.items() if quantity == "confusion")
     assert tested == len(result.dataset.splits["test"])
     assert right / tested == pytest.approx(result.metrics["accuracy"])
-    for length in TINY.lengths:
-        for name in demo.MODELS:
-            assert table["seconds per document", name, str(length)] == result.document_seconds[length][name] > 0
     assert {step for quantity, step, _ in table if quantity == "seconds"} == {
         "gathering",
         "training",
@@ -424,31 +424,33 @@ def test_similar_kinds_are_next_to_each_other():
         "confusion": [[1, 2], [3, 4]],
         "loss": 1.0,
     }
-    result = demo.Result(files.Dataset({}), metrics, {}, {})
+    result = demo.Result(files.Dataset({}), metrics, [], {})
     assert (result.kinds, result.confusion) == (["Python", "JSON"], [[4, 3], [2, 1]])
 
 
-def test_the_timed_models_differ_only_in_the_projection(tiny):
-    _, folder, _ = tiny
-    ours, full = (
-        model.config.to_diff_dict() for model in demo.models_of_length(folder / demo.RUN / "model", 200).values()
-    )
-    assert {key for key in {**ours, **full} if ours.get(key) != full.get(key)} == {"projection"}
-    assert ours["max_position_embeddings"] == 200
+def test_the_trained_encoder_is_compared_with_full_attention(tiny):
+    result, folder, _ = tiny
+    ours, full = read_points(folder / demo.COSTS)
+    assert (ours["implementation"], ours["variant"], ours["projected_length"]) == ("linformer-kit", "conv", "8")
+    assert (full["implementation"], full["variant"], full["projected_length"]) == ("full-attention", "", "")
+    for row in (ours, full):
+        assert (row["status"], row["memory_status"]) == (OK, OK)
+        assert (row["length"], row["batch"], row["hidden_size"], row["num_layers"]) == ("100", "1", "16", "1")
+    assert result.costs == [ours, full]
+    times = {name: [(100.0, float(row["seconds_median"]))] for name, row in zip(TIMED, (ours, full), strict=True)}
+    assert result.document_seconds == times
 
 
-def test_lengths_at_which_a_model_runs_out_of_memory_are_left_out(tiny, monkeypatch):
-    _, folder, _ = tiny
-
-    def time_calls(calls, **_):
-        does_not_fit = next(iter(calls.values())).args[0].shape[1] > 100
-        return {name: Timing(OUT_OF_MEMORY) if does_not_fit else Timing.of([1.0]) for name in calls}
-
-    monkeypatch.setattr("linformer_kit.bench.measure.time_interleaved", time_calls)
-    console = Console(file=io.StringIO())
-    found = demo.time_models(folder / demo.RUN / "model", demo.Settings(lengths=(64, 128)), console)
-    assert found == {64: {"Linformer": 1.0, "full attention": 1.0}}
-    assert "at 128 bytes a model ran out of memory" in console.file.getvalue()
+def test_lengths_at_which_a_model_runs_out_of_memory_are_left_out():
+    rows = [
+        {"implementation": name, "length": str(length), "seconds_median": seconds}
+        for name, length, seconds in (
+            *((TIMED[0], 64, "1.0"), (TIMED[1], 64, "2.0"), (TIMED[0], 128, "2.0")),
+            (TIMED[1], 128, ""),  # out of memory
+        )
+    ]
+    found = demo.Result(files.Dataset({}), {}, rows, {}).document_seconds
+    assert found == {TIMED[0]: [(64.0, 1.0)], TIMED[1]: [(64.0, 2.0)]}
 
 
 def test_the_picture_is_a_png_with_something_on_it(tiny):
@@ -461,7 +463,8 @@ def test_the_picture_is_a_png_with_something_on_it(tiny):
 
 
 def test_the_confusion_matrix_has_true_classes_in_rows():
-    left, right = draw_demo(["Python", "JSON"], [[3, 1], [0, 4]], {64: {"Linformer": 1.0, "full attention": 2.5}}).axes
+    seconds = dict(zip(TIMED, ([(64.0, 1.0)], [(64.0, 2.5)]), strict=True))
+    left, right = draw_demo(["Python", "JSON"], [[3, 1], [0, 4]], seconds).axes
     assert (left.get_xlabel(), left.get_ylabel()) == ("predicted class", "true class")
     assert {(text.get_position(), text.get_text()) for text in left.texts} == {
         ((0, 0), "3"),
@@ -469,20 +472,21 @@ def test_the_confusion_matrix_has_true_classes_in_rows():
         ((1, 1), "4"),
     }
     assert left.get_title() == "8 held-out pieces of files: 87.5% correct"
-    assert "full attention takes 2.50× as long" in right.texts[0].get_text()
+    assert right.texts[0].get_text() == "at 64 bytes, full attention\ntakes 2.50× as long"
 
 
 def test_nothing_else_is_left(tiny):
     _, folder, _ = tiny
-    assert {path.name for path in folder.iterdir()} == {demo.PICTURE, demo.NUMBERS, demo.RUN, demo.CACHE}
+    files_of_demo = {demo.PICTURE, demo.NUMBERS, demo.COSTS, demo.RUN, demo.CACHE}
+    assert {path.name for path in folder.iterdir()} == files_of_demo
 
 
 def test_the_printed_numbers_are_those_measured(tiny):
     result, folder, printed = tiny
     assert f"Correct: {result.metrics['accuracy']:.1%} of 8 pieces" in printed
     assert "Left out: HTML or XML, too few examples." in printed
-    for seconds in result.document_seconds.values():
-        assert format_duration(seconds["Linformer"]) in printed
+    for points in result.document_seconds.values():
+        assert format_duration(points[0][1]) in printed
     assert str(folder / demo.PICTURE) in printed
     assert "\x1b" not in printed
 
@@ -508,6 +512,7 @@ def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site, monkeypa
     printed = io.StringIO()
     # the installation may have changed in between
     monkeypatch.setattr(files, "installed_files", lambda: site[:5])
+    monkeypatch.setattr("linformer_kit.bench.compare.compare", lambda sweep, path, **_: open_table(path))
     again = demo.run(folder, Console(file=printed, width=80, force_terminal=True), TINY)
     assert "is finished" in printed.getvalue()
     assert "━" in printed.getvalue()  # a terminal shows bars
@@ -551,7 +556,7 @@ def test_an_output_that_cannot_be_written_is_rejected(path):
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("name", [demo.PICTURE, demo.NUMBERS])
+@pytest.mark.parametrize("name", [demo.PICTURE, demo.NUMBERS, demo.COSTS])
 def test_an_output_whose_files_are_directories_is_rejected(tmp_path, name):
     (tmp_path / name).mkdir()
     fails_in_one_line(linformer("demo", "--output", str(tmp_path)), name, "--output")

@@ -294,6 +294,9 @@ def compare(
             metavar="LIST", help="Backends, such as torch,keras-jax.", autocompletion=complete_last_item("BACKENDS")
         ),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="DIRECTORY", help="Run or saved model, whose encoder is measured.")
+    ] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens per batch; 0: as many as memory and time allow.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, …")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Time limit per call in seconds.")] = None,
@@ -309,7 +312,7 @@ def compare(
     flags = {
         **{"lengths": lengths, "projected_lengths": projected_lengths, "implementations": implementations},
         **{"subjects": subjects, "steps": steps, "backends": backends},
-        **{"tokens": tokens, "device": device, "time_limit": time_limit},
+        **{"model": model, "tokens": tokens, "device": device, "time_limit": time_limit},
     }
     with report_user_errors():
         from .bench.compare import run

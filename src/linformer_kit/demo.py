@@ -7,24 +7,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from .csv_tables import write_rows
+from .csv_tables import Row, write_rows
 from .errors import Stopped, UserError
 from .files import check_writable
-from .formatting import format_duration, format_ratio, progress_bar, say
+from .formatting import say
 from .training.file_kinds import KINDS, SPLITS, Dataset, read_examples
 
-PICTURE, NUMBERS = "demo.png", "demo.csv"
+PICTURE, NUMBERS, COSTS = "demo.png", "demo.csv", "compare.csv"
 RUN, CACHE = "run", "cache"
 REQUIRED = ("matplotlib", "accelerate", "datasets", "sacrebleu", "tokenizers", "yaml")
-# the two models that are timed
-MODELS = {"Linformer": {}, "full attention": {"projection": "none"}}
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Settings:
     """The settings of the demo."""
 
     overrides: tuple[str, ...] = ()  # of configs/file_kinds.yaml
-    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
+    lengths: tuple[int, ...] = (1024, 4096, 16384)  # of the documents that are timed
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Result:
 
     dataset: Dataset
     metrics: dict[str, Any]  # of `linformer evaluate`
-    document_seconds: dict[int, dict[str, float]]  # by length, then by model
+    costs: list[Row]  # of `linformer compare`
     step_seconds: dict[str, float]  # of the steps of the demo
 
     @property
@@ -55,6 +52,18 @@ class Result:
         places = [self.metrics["labels"].index(kind) for kind in self.kinds]
         return [[self.metrics["confusion"][row][column] for column in places] for row in places]
 
+    @property
+    def document_seconds(self) -> dict[str, list[tuple[float, float]]]:
+        """(bytes, seconds) of the documents that both models could read, by model."""
+        from .bench.point import FULL, OURS
+
+        times: dict[str, dict[float, float]] = {OURS: {}, FULL: {}}
+        for row in self.costs:
+            if row["seconds_median"]:
+                times[row["implementation"]][float(row["length"])] = float(row["seconds_median"])
+        lengths = sorted(times[OURS].keys() & times[FULL].keys())
+        return {name: [(length, by_length[length]) for length in lengths] for name, by_length in times.items()}
+
 
 def run(folder: Path, console: Console | None = None, settings: Settings | None = None) -> Result:
     """Gather files, train, test and time; write the figure and the numbers to `folder`.
@@ -63,9 +72,12 @@ def run(folder: Path, console: Console | None = None, settings: Settings | None 
     """
     check_ready(folder)
     # slow to import
+    from .bench.compare import compare
+    from .bench.sweep import read_sweep
     from .training.config import load_config
     from .training.evaluate import evaluate
     from .training.prepare import with_generated_data
+    from .training.train import train
 
     settings, console = settings or Settings(), console or Console()
     seconds: dict[str, float] = {}
@@ -76,14 +88,17 @@ def run(folder: Path, console: Console | None = None, settings: Settings | None 
     with timed(seconds, "gathering"):
         dataset = read_examples(Path(str(with_generated_data(config, console).data.path)))
     show_dataset(dataset, console)
-    train_model(config, folder, console)
+    with resumed_by_demo(folder):
+        train(config, console)  # linformer train file_kinds
     seconds["training"] = json.loads((folder / RUN / "result.json").read_text())["seconds"]
     say(console, "Testing on held-out files …")
     with timed(seconds, "testing"):
-        metrics = evaluate(folder / RUN, split="test", console=console)
-    with timed(seconds, "timing"):
-        document_seconds = time_models(folder / RUN / "model", settings, console)
-    result = Result(dataset, metrics, document_seconds, seconds)
+        metrics = evaluate(folder / RUN, split="test", console=console)  # linformer evaluate
+    say(console, "Timing next to full attention, each model and length in a process of its own …")
+    sweep = {"model": str(folder / RUN), "lengths": [*settings.lengths], "batch": 1, "interleave_lengths": True}
+    with timed(seconds, "timing"), resumed_by_demo(folder):
+        costs = compare(read_sweep(sweep), folder / COSTS, fresh=True, console=console)  # linformer compare
+    result = Result(dataset, metrics, list(costs.rows()), seconds)
     write_result(result, folder)  # before printing, which fails if the terminal is closed
     show_result(result, folder, console)
     return result
@@ -95,8 +110,8 @@ def check_ready(folder: Path) -> None:
         raise UserError(f'the demo requires {missing[0]}: pip install "linformer-kit[train]"')
     remedy = f"choose another directory than {folder} with --output"
     check_writable(folder, remedy)
-    for path in (folder / name for name in (PICTURE, NUMBERS, RUN, CACHE)):
-        if path.exists() and path.is_dir() == (path.name in (PICTURE, NUMBERS)):
+    for path in (folder / name for name in (PICTURE, NUMBERS, COSTS, RUN, CACHE)):
+        if path.exists() and path.is_dir() == (path.name in (PICTURE, NUMBERS, COSTS)):
             raise UserError(f"{path} already exists and is a {'directory' if path.is_dir() else 'file'}; {remedy}")
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -109,57 +124,21 @@ def timed(seconds: dict[str, float], step: str) -> Iterator[None]:
     seconds[step] = time.perf_counter() - start
 
 
-# steps
-
-
-def train_model(config: Any, folder: Path, console: Console) -> None:
-    """Same as `linformer train file_kinds data.cache=… run=…`."""
-    from .training.train import train
-
+@contextmanager
+def resumed_by_demo(folder: Path) -> Iterator[None]:
+    """Make a stopped step say how to resume the demo."""
     try:
-        train(config, console)
+        yield
     except Stopped as stop:
         command = shlex.join(["linformer", "demo", "--output", str(folder)])
         raise Stopped(f"Stopped and saved. To resume: {command}", stop.code) from None
-
-
-def time_models(model_folder: Path, settings: Settings, console: Console) -> dict[int, dict[str, float]]:
-    """Median seconds per document by length, of the model and of the same model with full attention, interleaved."""
-    import torch
-
-    from .bench.measure import time_interleaved
-
-    found = {}
-    say(console, "Timing next to full attention …")
-    with progress_bar(console, "lengths", len(settings.lengths)) as advance:
-        for length in settings.lengths:
-            ids = torch.randint(5, 261, (1, length))  # bytes; the first five tokens are special
-            calls = {name: partial(model, ids) for name, model in models_of_length(model_folder, length).items()}
-            with torch.no_grad():
-                timings = time_interleaved(calls, budget_seconds=5, most_rounds=7)
-            medians = {name: timing.median for name, timing in timings.items() if timing.median}
-            if len(medians) < len(calls):
-                say(console, f"Longer documents are left out: at {length:,} bytes a model ran out of memory.")
-                break
-            found[length] = medians
-            advance(f"{length:,} bytes")
-    return found
-
-
-def models_of_length(model_folder: Path, length: int) -> dict[str, Any]:
-    """The two models for documents of a length, with random weights, which do not affect the time."""
-    from .models.configuration_linformer import LinformerConfig
-    from .models.modeling_linformer import LinformerForSequenceClassification
-
-    load_config = partial(LinformerConfig.from_pretrained, model_folder, max_position_embeddings=length)
-    return {name: LinformerForSequenceClassification(load_config(**change)).eval() for name, change in MODELS.items()}
 
 
 # results
 
 
 def result_rows(result: Result) -> Iterator[tuple[str, str, str | int, float]]:
-    """Every number as (quantity, of, by, value); "confusion" is of a true and by a predicted class."""
+    """Every number but the costs as (quantity, of, by, value); "confusion" is of a true and by a predicted class."""
     for kind in result.kinds:
         for split in SPLITS:
             yield "examples", kind, split, len(result.dataset.select(split, kind))
@@ -169,9 +148,6 @@ def result_rows(result: Result) -> Iterator[tuple[str, str, str | int, float]]:
     for kind, counts in zip(result.kinds, result.confusion, strict=True):
         for other, count in zip(result.kinds, counts, strict=True):
             yield "confusion", kind, other, count
-    for length, seconds in result.document_seconds.items():
-        for name in MODELS:
-            yield "seconds per document", name, length, seconds[name]
     for step, value in result.step_seconds.items():
         yield "seconds", step, "", value
 
@@ -201,18 +177,15 @@ def show_dataset(dataset: Dataset, console: Console) -> None:
 
 def show_result(result: Result, folder: Path, console: Console) -> None:
     """Metrics, times, where the files are, and a prediction with the command for it."""
+    from .bench.compare import show
     from .training.evaluate import table_of
     from .training.predict import Predictor, as_text, read_inputs
 
     console.print(table_of(result.metrics))
-    table = Table("bytes", *MODELS, "ratio", title="Time per document", title_justify="left")
-    for length, by_name in result.document_seconds.items():
-        ours, full = (by_name[name] for name in MODELS)
-        table.add_row(f"{length:,}", format_duration(ours), format_duration(full), format_ratio(full / ours))
-    console.print(table)
+    show(result.costs, console)
     tested = f"{result.metrics['rows']} pieces of files from {len(result.dataset.packages('test'))} unseen packages"
     say(console, f"Correct: {result.metrics['accuracy']:.1%} of {tested}.")
-    say(console, f"Figure: {folder / PICTURE}. All numbers: {folder / NUMBERS}.")
+    say(console, f"Figure: {folder / PICTURE}. All numbers: {folder / NUMBERS}, {folder / COSTS}.")
     predictor = Predictor(folder / RUN, warn=lambda _: None)  # it warns that it reads only the start of a long file
     command = ["linformer", "predict", str(folder / RUN), "--per", "file"]
     say(console, f"\nThe model detects the kind of any file:\n$ {shlex.join([*command, __file__])}")

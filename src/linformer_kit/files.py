@@ -1,12 +1,14 @@
 """Files and directories that appear complete or not at all, locks, and checks that an output can be written."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from .errors import UserError
 
@@ -36,6 +38,19 @@ def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file atomically."""
     with atomic_file(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The keys of a JSON file of a run or model; empty if the file does not exist."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is damaged: not a JSON object; train or evaluate again, or omit {path.parent}")
+    return found
 
 
 @contextlib.contextmanager

@@ -67,23 +67,30 @@ def plain_hidden_states(model: Any, ids_BN: Tensor, source_BNC: Tensor | None = 
     x_BNC = plain_embeddings(model.embeddings, ids_BN)
     for layer in model.layers:
         plain = plain_causal_attention if isinstance(layer.attention, CausalLinformerAttention) else plain_attention
-        attend = partial(plain, layer.attention, projection=model.projection)
+        attend = partial(plain_mixing, layer.local, partial(plain, layer.attention, projection=model.projection))
         x_BNC = plain_residual(layer.attention_residual, x_BNC, attend)
         if source_BNC is not None:
             source = {"context_BNC": source_BNC, "projection": model.source_projection}
             cross = partial(plain_attention, layer.cross_attention, **source)
             x_BNC = plain_residual(layer.cross_attention_residual, x_BNC, cross)
-        feed_forward = nn.Sequential(layer.feed_forward.inner, nn.GELU(), layer.feed_forward.outer)
+        parts = layer.feed_forward
+        feed_forward = nn.Sequential(parts.inner, parts.activation, parts.outer)
         x_BNC = plain_residual(layer.feed_forward_residual, x_BNC, feed_forward)
     return x_BNC if model.norm is None else model.norm(x_BNC)
 
 
 def plain_embeddings(embeddings: Any, ids_BN: Tensor) -> Tensor:
     x_BNC = F.embedding(ids_BN, embeddings.word_embeddings.weight)
-    x_BNC = x_BNC + embeddings.position_embeddings(torch.arange(ids_BN.shape[1]))
+    if embeddings.position_embeddings is not None:
+        x_BNC = x_BNC + embeddings.position_embeddings(torch.arange(ids_BN.shape[1])).to(x_BNC.dtype)
     if embeddings.token_type_embeddings is not None:
         x_BNC = x_BNC + embeddings.token_type_embeddings.weight[0]
     return embeddings.norm(x_BNC)
+
+
+def plain_mixing(local: Any, attend: Callable[[Tensor], Tensor], x_BNC: Tensor) -> Tensor:
+    """Attention, plus the local convolution of an encoder layer that has one."""
+    return attend(x_BNC) if local is None else attend(x_BNC) + local(x_BNC, None)
 
 
 def plain_residual(residual: Any, x_BNC: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ from ..errors import Stopped, UserError
 from ..files import check_writable, lock
 from ..formatting import format_duration, format_size, say
 from . import paper_table, targets
+from .encoders import saved_config
 from .implementations import IMPLEMENTATIONS, version_of
 from .isolated import Isolated, measure_isolated, measure_rounds
 from .machine import describe_machine, timed_code
@@ -95,6 +96,7 @@ class Comparison:
         self.table = table
         self.console = console
         self.machine = describe_machine()
+        self.model = saved_config(sweep.model).to_json_string() if sweep.model is not None else ""
 
     def run(self) -> None:
         """Measure what is missing."""
@@ -126,7 +128,7 @@ class Comparison:
         facts = {
             **self.sweep.sizes,
             **self.machine,
-            "code": timed_code(subject, backend),
+            "code": timed_code(subject, backend, self.model),
             "package": version_of(implementation, backend),
             "tokens": None if self.sweep.batch else self.sweep.tokens,
             "device": device_name(self.sweep.device),

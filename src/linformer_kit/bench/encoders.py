@@ -4,6 +4,8 @@ Shapes: B batch, N length, C hidden size.
 """
 
 import copy
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from ..errors import UserError
+from ..files import read_json
 from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerModel
 from ..models.projection_linformer import LinearProjection
@@ -50,13 +54,48 @@ def our_encoder(point: Point) -> LinformerModel:
     """Our encoder without dropout; post-norm for linformer-pytorch, which supports nothing else."""
     options = {**config_options(point), **NO_DROPOUT, **point.projection_options}
     options["norm_first"] = point.implementation != LINFORMER_PYTORCH
-    options["attn_implementation"] = "eager" if point.implementation == FULL_EAGER else "sdpa"
-    model = LinformerModel(LinformerConfig(**options))
+    config = LinformerConfig(**options) if point.model is None else saved_encoder_config(point.model, point)
+    config._attn_implementation = "eager" if point.implementation == FULL_EAGER else "sdpa"
+    model = LinformerModel(config)
     for module in model.modules():
         if isinstance(module, LinearProjection):
             # rows of unit variance, also for the few tokens of a check; with segment means most would be 0
             nn.init.normal_(module.weight, std=min(point.length, CHECKED_LENGTH) ** -0.5)
     return model
+
+
+def saved_encoder_config(directory: str, point: Point) -> LinformerConfig:
+    """The configuration of a saved model, for the length of the point."""
+    saved = saved_config(directory)
+    options = {
+        **saved.to_dict(),
+        "vocab_size": max(saved.vocab_size, VOCABULARY),
+        "max_position_embeddings": point.length,
+        "initializer_range": point.hidden_size**-0.5,
+        **NO_DROPOUT,
+        **point.projection_options,
+    }
+    if point.projected_length is None:
+        return LinformerConfig.from_dict(options | {"sharing": "headwise", "rescale": False})
+    lengths = [min(length, point.projected_length) for length in saved.projected_lengths]
+    return LinformerConfig.from_dict(options | {"projected_length": lengths})
+
+
+@cache
+def saved_config(directory: str) -> LinformerConfig:
+    """The configuration of a run or a saved model; raises `UserError` unless it is an encoder with a projection."""
+    found = (read_json(Path(directory, *parts, "config.json")) for parts in (("model",), ()))
+    options = next(filter(None, found), {})
+    if options.get("model_type") != "linformer":
+        raise UserError(
+            f"model is {directory!r}, which has no configuration of a Linformer (config.json); give the directory of a "
+            "finished run or of a saved model"
+        )
+    config = LinformerConfig.from_dict(options)
+    if config.is_decoder or config.is_encoder_decoder or config.projection == "none":
+        kind = "has full attention" if config.projection == "none" else "is a decoder or an encoder-decoder"
+        raise UserError(f"model is {directory!r}, which {kind}; give an encoder with a projection")
+    return config
 
 
 # other packages

@@ -55,14 +55,15 @@ def version_of(*packages: str) -> str | None:
     return None
 
 
-def timed_code(subject: str, backend: str) -> str:
-    """A fingerprint of the code that runs in a measurement."""
+def timed_code(subject: str, backend: str, model: str = "") -> str:
+    """A fingerprint of the code that runs in a measurement, and of the configuration of its saved model, as JSON."""
     folders = ["models"]
     if backend != "torch":
         folders.append("keras")
     if subject in TRAINING_SUBJECTS:
         folders.append("training")
-    return code_fingerprint(*(PACKAGE / folder for folder in folders))
+    code = code_fingerprint(*(PACKAGE / folder for folder in folders))
+    return f"{code}+{hashlib.sha256(model.encode()).hexdigest()[:8]}" if model else code
 
 
 @cache

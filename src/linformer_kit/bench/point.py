@@ -50,6 +50,7 @@ class Point:
     target_length: int = 64  # tokens that a decoder reads or generates
     device: str = "cpu"
     head_dim: int | None = None  # default: hidden_size / num_heads
+    model: str | None = None  # directory of a saved model, whose configuration the encoder has
 
     @property
     def projection(self) -> str:

@@ -18,10 +18,12 @@ from ..errors import UserError
 from ..models.options_linformer import nearest_of
 from ..schema import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Bounds, converted
 from ..yaml_loader import read_yaml
+from .encoders import saved_config
 from .implementations import IMPLEMENTATIONS, VARIANTS, can_do, has_blocks, projects, version_of
 from .point import (
     BERT_EAGER,
     FULL,
+    FULL_EAGER,
     LINFORMER,
     LINFORMER_PYTORCH,
     OURS,
@@ -58,7 +60,8 @@ class Sweep:
     hidden_size: Count = 512
     num_heads: Count = 8
     num_layers: Count = 4
-    sharing: Literal["headwise", "kv", "layerwise"] = "headwise"
+    model: str | None = None  # a run or saved model: its encoder with the projection and with full attention
+    sharing: Literal["none", "headwise", "kv", "layerwise"] = "headwise"
     target_length: Annotated[int, Bounds("at least 2", lambda number: number >= 2)] = 64
     device: str = "cpu"
     interleave_lengths: bool = False  # time all lengths in the same rounds
@@ -85,16 +88,21 @@ class Sweep:
             for length in lengths
             for name in self.implementations
             if can_do(name, subject, step, backend)
-            for variant in VARIANTS.get((subject, name), ("",))
+            for variant in self.variants(subject, name)
             for block in (self.block_lengths if has_blocks(name, subject) else [None])
             for rows in (self.projected_lengths if projects(name, subject) else [None])
             if rows is None or rows <= (block or length)
         ]
 
+    def variants(self, subject: Subject, name: str) -> tuple[str, ...]:
+        if self.model is not None and projects(name, subject):
+            return (saved_config(self.model).projection,)
+        return VARIANTS.get((subject, name), ("",))
+
     @property
     def sizes(self) -> dict[str, Any]:
-        """The sizes and the device, which all points have in common."""
-        names = ("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "device")
+        """The sizes, the model and the device, which all points have in common."""
+        names = ("hidden_size", "num_heads", "num_layers", "sharing", "target_length", "device", "model")
         return {name: getattr(self, name) for name in names}
 
 
@@ -118,7 +126,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def read_sweep(keys: Mapping[str, Any]) -> Sweep:
     """Check keys and values."""
-    sweep: Sweep = converted(keys, Sweep, "")
+    sweep: Sweep = converted(with_sizes_of_model(keys), Sweep, "")
     for name in RENAMED.keys() & set(sweep.implementations):
         warnings.warn(f"the implementation {name} is now called {RENAMED[name]}", FutureWarning, stacklevel=2)
     sweep = replace(sweep, implementations=[RENAMED.get(name, name) for name in sweep.implementations])
@@ -144,6 +152,26 @@ def read_sweep(keys: Mapping[str, Any]) -> Sweep:
     return sweep
 
 
+def with_sizes_of_model(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys; those of a sweep with `model` are completed by the sizes of its encoder."""
+    if not isinstance(model := keys.get("model"), str):
+        return dict(keys)
+    config = saved_config(model)
+    fixed = {
+        "subjects": ["encoder"],
+        "backends": ["torch"],
+        "projected_lengths": [max(config.projected_lengths)],
+        "hidden_size": config.hidden_size,
+        "num_heads": config.num_attention_heads,
+        "num_layers": config.num_hidden_layers,
+        "sharing": config.sharing,
+    }
+    for name, value in fixed.items():
+        if keys.get(name, value) != value:
+            raise UserError(f"{name} is {keys[name]}, but the encoder in {model} has {value}; remove one of the keys")
+    return {"implementations": [OURS, FULL], **keys, **fixed}
+
+
 def check_combinations(sweep: Sweep) -> None:
     """Every implementation must have something to measure."""
     for name in sweep.implementations:
@@ -152,6 +180,11 @@ def check_combinations(sweep: Sweep) -> None:
             subjects = ", ".join(IMPLEMENTATIONS[name].builds)
             asked = f"{' and '.join(sweep.subjects)} × {' and '.join(sweep.steps)} on {' and '.join(sweep.backends)}"
             raise UserError(f"{name} has nothing to measure for {asked}; it has the subjects {subjects}")
+        if sweep.model is not None and name not in (OURS, FULL, FULL_EAGER):
+            raise UserError(
+                f"implementations has {name}, which cannot have the configuration of {sweep.model}; leave it out, or "
+                "compare sizes instead of a model"
+            )
         if sweep.sharing != "headwise" and name in (LINFORMER, LINFORMER_PYTORCH):
             raise UserError(
                 f"sharing is {sweep.sharing}, but {name} supports headwise only; leave it out, or use headwise"

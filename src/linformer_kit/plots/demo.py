@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..formatting import format_ratio
 from . import style
-from .style import BLUE, VERMILION
+from .style import BLUE, VERMILION, Points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 LOOKS = ({"color": BLUE, "marker": "o"}, {"color": VERMILION, "marker": "s"})
 
 
-def draw_demo(
-    classes: Sequence[str], confusion: Sequence[Sequence[int]], seconds: Mapping[int, Mapping[str, float]]
-) -> "Figure":
-    """`confusion` has a row for each true class; `seconds` are by length, then by model, Linformer first."""
+def draw_demo(classes: Sequence[str], confusion: Sequence[Sequence[int]], seconds: Mapping[str, Points]) -> "Figure":
+    """`confusion` has a row for each true class; `seconds` are (length, seconds) by model, Linformer first."""
     figure, (left, right) = style.new_figure(2, width=10, height=4.6)
     draw_confusion(left, classes, confusion)
     draw_times(right, seconds)
@@ -47,15 +45,12 @@ def draw_confusion(axes: "Axes", classes: Sequence[str], confusion: Sequence[Seq
     axes.set_title(f"{tested} held-out pieces of files: {correct / max(1, tested):.1%} correct", fontsize=12)
 
 
-def draw_times(axes: "Axes", seconds: Mapping[int, Mapping[str, float]]) -> None:
+def draw_times(axes: "Axes", seconds: Mapping[str, Points]) -> None:
     """Time over length, with the ratio at the greatest length."""
-    names = list(next(iter(seconds.values())))
-    lines = {name: [(float(length), by_name[name]) for length, by_name in seconds.items()] for name in names}
-    style.cost_lines(axes, "", lines, LOOKS, "time")
-    length, by_name = max(seconds.items())
-    ours, other = by_name.values()
+    style.cost_lines(axes, "", seconds, LOOKS, "time")
+    (length, ours), (_, other) = (points[-1] for points in seconds.values())
     # in the corner that rising lines leave free
-    verdict = f"at {length:,} bytes,\n{names[1]} takes {format_ratio(other / ours)} as long"
+    verdict = f"at {length:,.0f} bytes, full attention\ntakes {format_ratio(other / ours)} as long"
     axes.text(0.98, 0.04, verdict, transform=axes.transAxes, ha="right", color="0.25")
     axes.margins(x=0.08)
     axes.set_xlabel("bytes of a document")

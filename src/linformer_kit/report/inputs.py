@@ -1,6 +1,5 @@
 """The inputs of `linformer plot` and `linformer report`: tables of `linformer compare`, runs, saved models, spectra."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..csv_tables import Row
 from ..errors import UserError
+from ..files import read_json
 from ..plots.costs import without_other_sizes
 
 if TYPE_CHECKING:  # tables can be drawn without the packages that runs need
@@ -106,16 +106,3 @@ def read_spectrum(folder: Path) -> Spectrum | None:
 
     is_spectrum = all((folder / name).is_file() for name in (CURVES, RANKS, LAYERS))
     return read_tables(folder) if is_spectrum else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The keys of a JSON file of a run or model; empty if the file does not exist."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is damaged: not a JSON object; train or evaluate again, or omit {path.parent}")
-    return found

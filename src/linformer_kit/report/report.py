@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import UserError
-from ..files import atomic_file, check_writable
+from ..files import atomic_file, check_writable, read_json
 from ..formatting import format_duration, format_size
 from ..plots import style
 from .examples import read_examples
-from .inputs import Inputs, Run, Spectrum, read_inputs, read_json
+from .inputs import Inputs, Run, Spectrum, read_inputs
 from .measurements import common_sizes, machine_table, measurement_table
 from .plot import CHOOSE_OUTPUT, make_figure
 from .tables import EMPTY, Cell, Table, heading, make_cell, make_table, parse_cell

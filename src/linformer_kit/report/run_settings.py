@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import read_json
 from ..models.configuration_linformer import LinformerConfig
 from ..models.projection_linformer import Projection
 from ..training.config import DERIVED_FIELDS, config_to_dict, model_settings
 from ..training.run import CHANGEABLE_KEYS, RunFolder, flatten_keys
-from .inputs import Run, read_json
+from .inputs import Run
 
 WITH_DECODER = ("causal-lm", "translation", "denoising")
 
