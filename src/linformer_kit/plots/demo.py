@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from ..formatting import format_ratio
 from . import style
-from .style import BLUE, VERMILION, Points
+from .style import BLUE, GRAY, VERMILION, Points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOOKS = ({"color": BLUE, "marker": "o"}, {"color": VERMILION, "marker": "s"})
+LOOKS = ({"color": VERMILION, "marker": "o"}, {"color": GRAY, "marker": "s"})  # as in `linformer plot`
 
 
 def draw_demo(classes: Sequence[str], confusion: Sequence[Sequence[int]], seconds: Mapping[str, Points]) -> "Figure":
