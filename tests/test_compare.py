@@ -404,28 +404,30 @@ def comparison_of(tmp_path, **keys):
 
 
 @pytest.mark.parametrize("fact", ["cpu", "torch", "code"])
-def test_numbers_from_elsewhere_are_not_added_to(fact, tmp_path, monkeypatch):
+def test_numbers_from_elsewhere_are_not_added_to(fact, tmp_path):
     comparison = comparison_of(tmp_path)
     comparison.table.put([comparison.row(point_of("linformer", "encoder"))])
     comparison.require_same_facts()
     comparison.machine[fact] = "another"
-    if fact == "code":
-        monkeypatch.setattr(compare_module, "timed_code", lambda *_: "another")
     with pytest.raises(UserError, match=r"points\.csv was measured with \w+=.*, now it is another, .*--fresh"):
         comparison.require_same_facts()
 
 
-def test_the_fingerprint_covers_all_code_that_runs_but_no_comments(tmp_path):
-    file = tmp_path / "models" / "deeper" / "module.py"
-    file.parent.mkdir(parents=True)
+def test_the_fingerprint_covers_all_code_of_the_package_but_no_comments(tmp_path):
     fingerprints = []
-    for text in ("x = 1\n", "x = 1  # one\n", "x = 2\n"):
-        file.write_text(text)
+    for name, text in (
+        *(("module.py", "x = 1\n"), ("module.py", "x = 1  # one\n"), ("module.py", "x = 2\n")),
+        ("models/deeper/module.py", "y = 1\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
         machine.code_fingerprint.cache_clear()
-        fingerprints.append(machine.code_fingerprint(tmp_path / "models"))
-    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
-    kinds = [machine.timed_code(*kind) for kind in (("layer", "torch"), ("layer", "keras-jax"), ("trainer", "torch"))]
-    assert len(set(kinds)) == 3
+        fingerprints.append(machine.code_fingerprint(tmp_path))
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints)) == 3
+    assert (
+        machine.timed_code("{}") != machine.timed_code() == machine.code_fingerprint(Path(machine.__file__).parents[1])
+    )
 
 
 def test_each_phase_of_a_call_has_its_own_row(tmp_path, monkeypatch):

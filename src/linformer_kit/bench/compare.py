@@ -95,8 +95,8 @@ class Comparison:
         self.sweep = sweep
         self.table = table
         self.console = console
-        self.machine = describe_machine()
-        self.model = saved_config(sweep.model).to_json_string() if sweep.model is not None else ""
+        model = saved_config(sweep.model).to_json_string() if sweep.model is not None else ""
+        self.machine = {**describe_machine(), "code": timed_code(model)}
 
     def run(self) -> None:
         """Measure what is missing."""
@@ -123,12 +123,11 @@ class Comparison:
 
     # facts that the numbers depend on
 
-    def facts(self, implementation: str, subject: str, backend: str) -> Row:
+    def facts(self, implementation: str, backend: str) -> Row:
         """Everything that a row depends on."""
         facts = {
             **self.sweep.sizes,
             **self.machine,
-            "code": timed_code(subject, backend, self.model),
             "package": version_of(implementation, backend),
             "tokens": None if self.sweep.batch else self.sweep.tokens,
             "device": device_name(self.sweep.device),
@@ -144,7 +143,7 @@ class Comparison:
                     f"{self.table.path} has the implementation {row['implementation']!r}, which this version does not "
                     f"know; {remedy}"
                 )
-            now = self.facts(row["implementation"], row["subject"], row["backend"])
+            now = self.facts(row["implementation"], row["backend"])
             for name in FACTS:
                 if name != "date" and row[name] != now[name]:
                     raise UserError(
@@ -176,7 +175,7 @@ class Comparison:
         return min(largest_batch(found, examples, limit, free) for found in trials)
 
     def row(self, point: Point, phase: str = "", **found: object) -> dict[str, object]:
-        return {**point.key(phase), **found, **self.facts(point.implementation, point.subject, point.backend)}
+        return {**point.key(phase), **found, **self.facts(point.implementation, point.backend)}
 
     def found(self, point: Point) -> Row:
         return self.table.get(**point.key()) or {}

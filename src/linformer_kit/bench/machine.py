@@ -14,7 +14,6 @@ import torch
 
 from .. import __version__
 from ..process_memory import bytes_in
-from .point import TRAINING_SUBJECTS
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -55,21 +54,19 @@ def version_of(*packages: str) -> str | None:
     return None
 
 
-def timed_code(subject: str, backend: str, model: str = "") -> str:
-    """A fingerprint of the code that runs in a measurement, and of the configuration of its saved model, as JSON."""
-    folders = ["models"]
-    if backend != "torch":
-        folders.append("keras")
-    if subject in TRAINING_SUBJECTS:
-        folders.append("training")
-    code = code_fingerprint(*(PACKAGE / folder for folder in folders))
+def timed_code(model: str = "") -> str:
+    """A fingerprint of the code that is timed, and of the configuration of a saved model, as JSON."""
+    code = code_fingerprint(PACKAGE)
     return f"{code}+{hashlib.sha256(model.encode()).hexdigest()[:8]}" if model else code
 
 
 @cache
-def code_fingerprint(*folders: Path) -> str:
-    """A hash of the Python files in these folders, without their comments."""
+def code_fingerprint(package: Path) -> str:
+    """A hash of all Python files of a package, without their comments.
+
+    A list of the modules that run in a measurement would be shorter and would miss some.
+    """
     digest = hashlib.sha256()
-    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(path.parent.parent)}\n{ast.dump(ast.parse(path.read_text()))}\n".encode())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\n{ast.dump(ast.parse(path.read_text()))}\n".encode())
     return digest.hexdigest()[:12]
