@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 from keras import ops
 
-from ..models.options_linformer import ProjectionFacts, matrix_count
+from ..models.options_linformer import ProjectionFacts
 from .tokens import Tensor, at_least_float32, real_positions, take_tokens
 
 
@@ -309,14 +309,13 @@ def make_projection(
     """
     if projection == "none":
         raise ValueError("projection is 'none'; full attention has no projection")
-    Projection.check_options(projection, max_length, projected_length, sharing, rescale)
-    options = {
-        "embed_dim": embed_dim,
-        "max_length": max_length,
-        "projected_length": projected_length,
-        "rescale": rescale,
-    }
-    matrices = {"matrices": matrix_count(sharing, num_heads)}
-    built = Projection.build_kind(projection, {**options, **matrices}, **kwargs)
-    built.options = {"projection": projection, "sharing": sharing, **options}
-    return built
+    return Projection.make(
+        projection,
+        embed_dim=embed_dim,
+        max_length=max_length,
+        projected_length=projected_length,
+        sharing=sharing,
+        num_kv_heads=num_heads,
+        rescale=rescale,
+        **kwargs,
+    )

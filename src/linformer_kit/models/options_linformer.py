@@ -153,11 +153,33 @@ class ProjectionFacts:
             )
 
     @classmethod
-    def build_kind(cls, projection: str, options: dict[str, Any], **kwargs: Any) -> Self:
+    def make(
+        cls,
+        projection: str,
+        *,
+        embed_dim: int,
+        max_length: int,
+        projected_length: int,
+        sharing: str,
+        num_kv_heads: int,
+        rescale: bool,
+        **kwargs: Any,
+    ) -> Self:
         """An instance of the registered class, built with `kwargs` and those options that its constructor names."""
+        cls.check_options(projection, max_length, projected_length, sharing, rescale)
+        options = {
+            "embed_dim": positive_integer("embed_dim", embed_dim),
+            "max_length": max_length,
+            "projected_length": projected_length,
+            "rescale": rescale,
+        }
+        matrices = {"matrices": matrix_count(sharing, positive_integer("num_kv_heads", num_kv_heads))}
         kind = cls.kinds[projection]
         parameters = inspect.signature(kind.__init__).parameters
-        return kind(**{name: value for name, value in options.items() if name in parameters}, **kwargs)
+        named = {name: value for name, value in {**options, **matrices}.items() if name in parameters}
+        made = kind(**named, **kwargs)
+        made.options = {"projection": projection, "sharing": sharing, **options}
+        return made
 
 
 def matrix_count(sharing: str, num_kv_heads: int) -> int:

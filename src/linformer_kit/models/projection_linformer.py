@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .options_linformer import ProjectionFacts, checked_options, list_names, matrix_count, positive_integer
+from .options_linformer import ProjectionFacts, checked_options, list_names
 
 
 class Projected(NamedTuple):
@@ -472,15 +472,12 @@ def make_projection(
     >>> shared(torch.zeros(2, 1000, 64)).rows_BMKC.shape
     torch.Size([2, 1, 32, 64])
     """
-    Projection.check_options(projection, max_length, projected_length, sharing, rescale)
-    positive_integer("embed_dim", embed_dim)
-    positive_integer("num_kv_heads", num_kv_heads)
-    options = {
-        "embed_dim": embed_dim,
-        "max_length": max_length,
-        "projected_length": projected_length,
-        "rescale": rescale,
-    }
-    built = Projection.build_kind(projection, {**options, "matrices": matrix_count(sharing, num_kv_heads)})
-    built.options = {"projection": projection, "sharing": sharing, **options}
-    return built
+    return Projection.make(
+        projection,
+        embed_dim=embed_dim,
+        max_length=max_length,
+        projected_length=projected_length,
+        sharing=sharing,
+        num_kv_heads=num_kv_heads,
+        rescale=rescale,
+    )
