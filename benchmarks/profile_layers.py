@@ -44,8 +44,8 @@ def make_layer(projected_length: int, projection: str = "linear", length: int = 
     return LinformerAttention(WIDTH, HEADS, projection=projection, **sizes).eval()
 
 
-def questions() -> dict[str, dict[str, Call]]:
-    """Everything that is timed: a question, and the answers to choose from."""
+def alternatives() -> dict[str, dict[str, Call]]:
+    """Everything that is timed: for each choice, the calls of its alternatives."""
     x, long_x = (torch.randn(BATCH, length, WIDTH) for length in (LENGTH, LONG))
     mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH // 2]])
     inner, outer = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
@@ -104,13 +104,13 @@ def in_memory(call: Call, kept: bool) -> Phases:
 def choices() -> list[dict[str, str]]:
     """The table choices.csv."""
     found = []
-    for question, calls in questions().items():
+    for choice, calls in alternatives().items():
         timings = time_interleaved(calls, most_rounds=15)
-        seconds = {answer: timing.median or 0 for answer, timing in timings.items()}
+        seconds = {name: timing.median or 0 for name, timing in timings.items()}
         found += [
-            {"question": question, "answer": answer, "milliseconds": f"{1e3 * median:.4g}"}
+            {"choice": choice, "alternative": name, "milliseconds": f"{1e3 * median:.4g}"}
             | {"ratio": f"{median / min(seconds.values()):.2f}"}
-            for answer, median in seconds.items()
+            for name, median in seconds.items()
         ]
     return found
 

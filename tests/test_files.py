@@ -27,7 +27,16 @@ def test_a_file_is_replaced_only_if_the_block_succeeds(tmp_path):
     assert (path.read_text(), names(tmp_path)) == ("old", ["notes.txt"])
     write_text(path, "ü")
     assert path.read_bytes() == "ü".encode()
-    assert path.stat().st_mode & 0o777 == 0o644 or os.name == "nt"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "notes.txt", "new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "notes.txt").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])

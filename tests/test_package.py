@@ -77,6 +77,20 @@ def test_the_import_loads_no_heavy_package():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
+def test_the_page_about_the_paper_quotes_code_that_exists():
+    page = (ROOT / "docs" / "paper-to-code.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:tests/)?[\w/]+\.py)`: ((?:(?:, | and )?`[\w.]+`)+)", page)
+    assert len(named) > 15
+    for file, names in named:
+        text = (ROOT / file if file.startswith("tests/") else SOURCE / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`([\w.]+)`", names):
+            assert re.search(rf"(def|class) {name.split('.')[-1]}\b", text), f"{file} has no {name}"
+    (quoted,) = re.findall(r"The layer first applies E.*?```text\n(.*?)```", page, re.DOTALL)
+    code = "".join((SOURCE / "models" / f"{name}_linformer.py").read_text() for name in ("attention", "multihead"))
+    for line in quoted.split("\n"):
+        assert line in code
+
+
 def test_every_public_name_is_documented_and_every_callable_has_an_example():
     for name in linformer_kit._HOMES:
         public = getattr(linformer_kit, name)

@@ -414,6 +414,7 @@ def test_files_that_cannot_be_predicted(trained_run, tmp_path):
     assert "broken.gz is not a complete gzip file" in refused("predict", run, tmp_path / "broken.gz")
     other = write_jsonl(tmp_path / "other.jsonl", [{"txt": "a"}])
     assert refused("predict", run, other) == f"{other} has no column 'text'; it has txt"
+    assert refused("predict", run, input="") == "standard input is empty; pass a text, a file or standard input"
     said = refused("predict", run, input="schön\n".encode("latin-1"))
     assert said == "standard input: the byte 0xf6 is not utf-8; convert it with iconv"
     assert refused("predict", run, "nowhere.txt").startswith(

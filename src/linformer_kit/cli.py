@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -47,7 +48,8 @@ if hasattr(os, "register_at_fork"):
 @contextmanager
 def report_user_errors() -> Iterator[None]:
     """Print errors caused by user input as one line, with exit code 2; a signal gives 128 + its number."""
-    before = signal.signal(signal.SIGTERM, end_on_signal)
+    before = signal.signal(signal.SIGTERM, end_on_signal), warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"  # without a line of our source
     try:
         yield
     except KeyboardInterrupt:
@@ -67,7 +69,8 @@ def report_user_errors() -> Iterator[None]:
         typer.echo(str(stop), err=True)
         raise typer.Exit(stop.code) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before[0])
+        warnings.formatwarning = before[1]
 
 
 # full attention is not an option here: every projection is compared with it
@@ -197,7 +200,7 @@ def evaluate(
 def predict(
     run: RUN,
     inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT|FILE]...", help="Texts or files; default: standard input.")
+        list[str] | None, typer.Argument(metavar="TEXT|FILE", help="Texts or files; default: standard input.")
     ] = None,
     per: Annotated[Per | None, typer.Option(help="One text per line or per file (default: as in training).")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
@@ -326,7 +329,7 @@ def plot(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="CSV|DIRECTORY...",
+            metavar="CSV|DIRECTORY",
             help="Tables of `linformer compare`; directories of runs, saved models or spectra.",
         ),
     ],
@@ -355,9 +358,7 @@ def plot(
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="CSV|DIRECTORY...", help="Tables of `linformer compare`; directories of runs or spectra."
-        ),
+        typer.Argument(metavar="CSV|DIRECTORY", help="Tables of `linformer compare`; directories of runs or spectra."),
     ],
     output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
 ) -> None:

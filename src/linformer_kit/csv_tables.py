@@ -45,9 +45,8 @@ def read_table(path: Path, columns: tuple[str, ...]) -> list[Row]:
     unknown = [name for name in found if name not in columns]
     if missing or unknown:
         what = f"it lacks the column {missing[0]}" if missing else f"it has an unknown column {unknown[0]}"
-        raise UserError(
-            f"{path} is not a table of this version: {what}; choose another file, or measure again with --fresh"
-        )
+        what = what if found else "it is empty"
+        raise UserError(f"{path} is not a table of this version: {what}; choose another file, or create this one again")
     for place, row in enumerate(rows, start=1):
         if None in row or None in row.values():
             raise UserError(

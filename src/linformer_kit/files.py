@@ -23,15 +23,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
     >>> (folder / "numbers.txt").read_text()
     '1 2 3'
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
+    unfinished = path.with_name(f".{path.stem}-{secrets.token_hex(8)}{path.suffix}")
     try:
-        yield Path(name)
-        os.chmod(name, 0o644)  # mkstemp creates files that only their owner can read
-        os.replace(name, path)
+        yield unfinished
+        os.replace(unfinished, path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        unfinished.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -20,6 +20,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from .errors import UserError
 from .models.options_linformer import nearest_of
 
+MOST_CHARACTERS = 60  # of a value in a message
+
 
 class Bounds(NamedTuple):
     """The numbers that a field allows, as text and as a predicate."""
@@ -142,7 +144,8 @@ def describe(value: Any) -> str:
         list: "the list",
     }
     shown = ", ".join(map(str, value)) if isinstance(value, dict) else repr(value)
-    return f"{kinds.get(type(value), 'the value')} {shown}"
+    shortened = shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]} …"
+    return f"{kinds.get(type(value), 'the value')} {shortened}"
 
 
 def bare(kind: Any) -> Any:

@@ -156,7 +156,7 @@ def make_loop(point: Point) -> TimedLoop:
     """The trainer that `linformer train` builds, with everything that it writes and shows, but without evaluations."""
     quiet_libraries()
     folder = temporary_folder()
-    # every review is cut to N tokens, so that all examples have the same length; a tenth becomes the validation set
+    # every review is cut to N tokens, so that all examples have the same length; a part becomes the validation set
     write_reviews(folder, 2 * point.batch * (TURN_STEPS + 1), least_words=point.length)
     changes = ["training.epochs=null", "training.steps=1000", "training.evaluate_every=1000"]
     changes += [f"training.batch_size={point.batch}", f"run={json.dumps(str(folder / 'run'))}"]

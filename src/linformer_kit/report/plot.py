@@ -57,7 +57,7 @@ def figures(paths: Sequence[Path], what: str | None = None, text: str | None = N
         check_inputs(inputs, what)
         return {what: make_figure(what, inputs, text)}
     if inputs.models:
-        raise UserError(f"{inputs.models[0]} is a saved model; give it alone, with --what heads or --what slots")
+        raise UserError(f"{inputs.models[0]} is a saved model; choose its figure with --what heads or --what slots")
     if (count := len(inputs.spectra)) > 1:
         raise UserError(f"{count} spectra were given, whose figures have the same names; give one at a time")
     kinds = ["costs"] * bool(inputs.tables) + ["learning"] * bool(inputs.runs)

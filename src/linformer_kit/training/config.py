@@ -340,8 +340,10 @@ def check_combinations(config: RunConfig) -> None:
     training, data = config.training, config.data
     if training.epochs is not None and training.steps is not None:
         raise UserError("training.epochs and training.steps are both set; remove one of them, or set it to null")
-    if (data.path is None) == (data.generated is None):
-        raise UserError("set either data.path (a file, a directory or a name on the Hub) or data.generated, not both")
+    if data.path is None and data.generated is None:
+        raise UserError("there is no data; set data.path to a file, a directory or a name on the Hub")
+    if data.path is not None and data.generated is not None:
+        raise UserError(f"data.path is {data.path!r} and data.generated is {data.generated!r}; remove one of them")
     if data.streaming and training.steps is None:
         raise UserError("data.streaming requires training.steps, because the length of an epoch is unknown")
     if data.streaming and config.task == "classification":

@@ -261,10 +261,12 @@ def inputs_of_stream(stream: IO[bytes], name: str, per: str, config: RunConfig) 
     # line breaks as in training; str.splitlines has more of them
     file = io.TextIOWrapper(stream, encoding=encoding_without_bom(config.data.encoding))
     try:
-        if per == "file":
-            yield split_pair(file.read(), config)
-        else:
-            yield from (split_pair(line.rstrip("\n"), config) for line in file)
+        is_empty = True
+        for text in [file.read()] if per == "file" else file:
+            is_empty = is_empty and not text
+            yield split_pair(text if per == "file" else text.rstrip("\n"), config)
+        if is_empty:
+            raise UserError(f"{name} is empty; pass a text, a file or standard input")
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UserError(f"{name}: the byte 0x{byte:02x} is not {config.data.encoding}; convert it with iconv") from None

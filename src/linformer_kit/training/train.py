@@ -250,6 +250,9 @@ def finish(
     trainer.accelerator.wait_for_everyone()
     console.print(f"Best at step {step_of(best)}: {format_metrics(metrics)}", highlight=False, soft_wrap=True)
     console.print(f"Model in {run.model}, curves in {run.curves}", highlight=False, soft_wrap=True)
+    split = "" if "test" in prepared.summary["splits"] else " --split validation"
     console.print(
-        f"Next: linformer evaluate {run.folder}, linformer predict {run.folder} TEXT", highlight=False, soft_wrap=True
+        f"Next: linformer evaluate {run.folder}{split}, linformer predict {run.folder} TEXT",
+        highlight=False,
+        soft_wrap=True,
     )
