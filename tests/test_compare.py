@@ -22,7 +22,7 @@ from linformer_kit.bench import isolated, machine, paper_table
 from linformer_kit.bench.compare import Comparison
 from linformer_kit.bench.encoders import saved_config
 from linformer_kit.bench.implementations import IMPLEMENTATIONS, build, check, make_workload, projects
-from linformer_kit.bench.isolated import Isolated, isolated_here, measure_isolated, rounds_here, run_worker
+from linformer_kit.bench.isolated import Isolated, measure_isolated, run_isolated, run_rounds, run_worker
 from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing
 from linformer_kit.bench.point import Point
 from linformer_kit.bench.result_table import COLUMNS, FACTS, KEYS, open_table, read_points
@@ -68,14 +68,14 @@ def test_an_implementation_that_fails_does_not_end_the_sweep():
 
 
 def test_what_takes_too_long_is_recorded_as_such():
-    found = isolated_here(point_of("linformer-kit", "layer"), time_limit=1e-9)
+    found = run_isolated(point_of("linformer-kit", "layer"), time_limit=1e-9)
     assert found.status == OVER_TIME_LIMIT
     assert "the limit is 0 s" in found.note
 
 
 def test_a_system_that_does_not_report_memory_gives_times_only(monkeypatch):
     monkeypatch.setattr(isolated, "peak_resident", lambda: None)
-    found = isolated_here(point_of("linformer-kit", "layer"), time_limit=60.0)
+    found = run_isolated(point_of("linformer-kit", "layer"), time_limit=60.0)
     assert (found.status, found.peak_bytes) == (OK, None)
 
 
@@ -105,7 +105,7 @@ def test_a_point_that_does_not_fit_next_to_the_others_is_recorded(monkeypatch):
 
     monkeypatch.setattr(isolated, "make_workload", too_large)
     points = [point_of("linformer-kit", "layer"), point_of("full-attention", "layer")]
-    first, second = rounds_here(points, 0.1, 1, hold=False)
+    first, second = run_rounds(points, 0.1, 1, hold=False)
     assert (first.status, first.rounds, second) == (OK, 1, Timing(OUT_OF_MEMORY))
 
 
@@ -470,23 +470,23 @@ def test_what_was_too_much_is_not_tried_with_more(status, tmp_path):
     point = replace(point_of("bert", "encoder", length=128), batch=4)
     comparison.table.put([comparison.row(point, memory_status=status, time_limit=comparison.sweep.time_limit)])
     refused = Isolated(status, note="same result at N=128; not tried")
-    assert comparison.refusal(replace(point, length=256)) == refused
-    assert comparison.refusal(replace(point, length=256, batch=2)) == refused  # as many tokens, in longer examples
-    assert comparison.refusal(replace(point, length=256, batch=1)) is None  # fewer tokens
-    assert comparison.refusal(replace(point, length=64, batch=64)) is None  # shorter examples
-    assert comparison.refusal(replace(point, length=256, implementation="fnet")) is None
-    assert comparison.refusal(point) is None
+    assert comparison.skip_reason(replace(point, length=256)) == refused
+    assert comparison.skip_reason(replace(point, length=256, batch=2)) == refused  # as many tokens, in longer examples
+    assert comparison.skip_reason(replace(point, length=256, batch=1)) is None  # fewer tokens
+    assert comparison.skip_reason(replace(point, length=64, batch=64)) is None  # shorter examples
+    assert comparison.skip_reason(replace(point, length=256, implementation="fnet")) is None
+    assert comparison.skip_reason(point) is None
     longer = comparison_of(tmp_path, time_limit=2 * comparison.sweep.time_limit)
-    assert longer.refusal(replace(point, length=256)) == (refused if status == OUT_OF_MEMORY else None)
+    assert longer.skip_reason(replace(point, length=256)) == (refused if status == OUT_OF_MEMORY else None)
 
 
 def test_what_failed_at_one_length_may_work_at_another(tmp_path):
     comparison = comparison_of(tmp_path)
     point = point_of("nystromformer", "encoder", length=100)
     comparison.table.put([comparison.row(point, memory_status=FAILED)])
-    assert comparison.refusal(replace(point, length=128)) is None
+    assert comparison.skip_reason(replace(point, length=128)) is None
     comparison.table.put([comparison.row(point, memory_status=WRONG)])
-    assert comparison.refusal(replace(point, length=128)) == Isolated(WRONG, note="same result at N=100; not tried")
+    assert comparison.skip_reason(replace(point, length=128)) == Isolated(WRONG, note="same result at N=100; not tried")
 
 
 def test_a_new_command_tries_failures_again_and_a_higher_limit_slow_calls(tmp_path):
@@ -504,7 +504,7 @@ def test_a_new_command_tries_failures_again_and_a_higher_limit_slow_calls(tmp_pa
 
 
 def timed_here(points, *options):
-    return dict(zip(points, rounds_here(points, *options), strict=True))
+    return dict(zip(points, run_rounds(points, *options), strict=True))
 
 
 def test_a_new_point_is_timed_together_with_all_earlier_ones(tmp_path, monkeypatch):

@@ -77,7 +77,7 @@ def progress_bar(console: "Console", description: str, total: int) -> Iterator[C
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    news = TextColumn("{task.fields[news]}")
-    with Progress(*columns, news, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(description, total=total, news="")
-        yield lambda text: progress.update(task, advance=1, news=text)
+    status = TextColumn("{task.fields[status]}")
+    with Progress(*columns, status, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(description, total=total, status="")
+        yield lambda text: progress.update(task, advance=1, status=text)

@@ -178,8 +178,10 @@ def check_combinations(sweep: Sweep) -> None:
         combinations = product(sweep.subjects, sweep.steps, sweep.backends)
         if not any(can_do(name, *combination) for combination in combinations):
             subjects = ", ".join(IMPLEMENTATIONS[name].builds)
-            asked = f"{' and '.join(sweep.subjects)} × {' and '.join(sweep.steps)} on {' and '.join(sweep.backends)}"
-            raise UserError(f"{name} has nothing to measure for {asked}; it has the subjects {subjects}")
+            requested = (
+                f"{' and '.join(sweep.subjects)} × {' and '.join(sweep.steps)} on {' and '.join(sweep.backends)}"
+            )
+            raise UserError(f"{name} has nothing to measure for {requested}; it has the subjects {subjects}")
         if sweep.model is not None and name not in (OURS, FULL, FULL_EAGER):
             raise UserError(
                 f"implementations has {name}, which cannot have the configuration of {sweep.model}; leave it out, or "

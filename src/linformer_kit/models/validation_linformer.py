@@ -42,7 +42,7 @@ def autocast_is_on(device: torch.device) -> bool:
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
-def computed_dtype(weight: Tensor) -> torch.dtype:
+def compute_dtype(weight: Tensor) -> torch.dtype:
     """The dtype of products with `weight`: its own, or that of autocast."""
     is_cast = autocast_is_on(weight.device) and weight.dtype != torch.float64
     return torch.get_autocast_dtype(weight.device.type) if is_cast else weight.dtype

@@ -46,7 +46,7 @@ def draw_sharing(series: Series, metric: str, modes: Sequence[str]) -> "Figure":
         look: dict[str, Any] = {"color": color, "hatch": hatch, "error_kw": WHISKERS}
         drawn = axes.bar(places, means, width * 0.92, yerr=errors, label=name, **look)
         axes.bar_label(drawn, [f"{mean:.3f}" if mean < 10 else f"{mean:.1f}" for mean in means], padding=3, fontsize=9)
-    style.calm(axes)
+    style.style_axes(axes)
     finish(figure, axes, series)
     axes.set_xticks(range(len(modes)), modes)
     axes.set(xlabel="sharing of E and F", ylabel=metric)

@@ -153,7 +153,7 @@ def gather(
     for split, kind in product(SPLITS, KINDS):  # the test split is last: its examples are copies of no others
         packages = [each for package, each in files[kind].items() if split_of[package] == split]
         # one from each package in turn, so that no package dominates
-        examples = take_turns(package_examples(kind, each, seed, known) for each in packages)
+        examples = round_robin(package_examples(kind, each, seed, known) for each in packages)
         found[split, kind] = list(islice(examples, wanted[split]))
         advance(f"{kind}, {split}")
     left_out = {
@@ -202,11 +202,11 @@ def split_packages(windows: dict[str, dict[str, int]], seed: int) -> dict[str, s
 def package_examples(kind: str, sources: list[Source], seed: int, known: set[bytes]) -> Iterator[Example]:
     """One window of each file, then a second of each, and so on; atypical ones and copies are left out."""
     shuffled = random.Random(seed).sample(sources, len(sources))
-    windows = take_turns(file_windows(kind, source, seed) for source in shuffled)
+    windows = round_robin(file_windows(kind, source, seed) for source in shuffled)
     return (window for window in windows if is_typical(window) and is_new(window, known))
 
 
-def take_turns(streams: Iterable[Iterator[Example]]) -> Iterator[Example]:
+def round_robin(streams: Iterable[Iterator[Example]]) -> Iterator[Example]:
     """One example of each stream, then a second of each, and so on; a stream is read only when it is its turn."""
     waiting = deque(streams)
     while waiting:

@@ -256,8 +256,8 @@ def bars(histogram: dict[str, list], width: int = 50) -> Iterator[str]:
     >>> list(bars({"counts": [1, 2], "edges": [1, 10, 100]}, width=4))
     ['     1 –      9  ██ 1', '    10 –     99  ████ 2']
     """
-    highest, begun = max(1, *histogram["counts"]), False
+    highest, started = max(1, *histogram["counts"]), False
     for count, low, high in zip(histogram["counts"], histogram["edges"], histogram["edges"][1:], strict=False):
-        begun = begun or count > 0
-        if begun:
+        started = started or count > 0
+        if started:
             yield f"{low:6,.0f} – {high - 1:6,.0f}  {'█' * math.ceil(width * count / highest)} {count:,}"

@@ -169,7 +169,7 @@ def run_trainer(
         trainer.add_callback(callback)
     set_seed(config.seed, device_specific=True)  # dropout differs between processes
     trainer.args.eval_on_start = state is not None and evaluation_is_due(state, flow.evaluate_every)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with flow.handle_signals(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -190,7 +190,7 @@ def run_trainer(
             f"To resume: linformer train {run.config}",
             128 + flow.signal,
         )
-    finish(trainer, run, config, prepared, time.perf_counter() - begun, console)
+    finish(trainer, run, config, prepared, time.perf_counter() - start, console)
 
 
 def last_checkpoint(run: RunFolder, console: Console) -> Path | None:
