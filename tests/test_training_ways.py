@@ -185,7 +185,7 @@ def test_gradient_accumulation_gives_the_same_step(tmp_path, quick):
     assert losses[4] == pytest.approx(losses[1], rel=1e-4)
     assert losses[1][-1] < losses[1][0]
     assert refused("train", quick("causal-lm", tmp_path), "training.accumulate=3", f"run={tmp_path / '3'}") == (
-        "training.batch_size is 16, not a multiple of 1 process(es) × training.accumulate=3; choose a multiple of 3"
+        "training.batch_size is 16, not a multiple of 1 process × training.accumulate=3; choose a multiple of 3"
     )
 
 
@@ -253,7 +253,7 @@ def test_bfloat16_on_a_cpu(tmp_path, quick):
     printed, result, _ = train_here(
         quick("classification", tmp_path, **{"training.steps": 60}), "training.precision=bfloat16"
     )
-    assert rows_of(printed)["device"] == "cpu, 1 process(es), bfloat16"
+    assert rows_of(printed)["device"] == "cpu, 1 process, bfloat16"
     assert result["validation_accuracy"] > 0.8
     assert all(
         weights.dtype == torch.float32

@@ -66,6 +66,15 @@ def format_value(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def plural(count: int, noun: str) -> str:
+    """
+    >>> plural(1, "process"), plural(2, "process"), plural(1024, "thread")
+    ('1 process', '2 processes', '1,024 threads')
+    """
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
 def say(console: "Console", text: str) -> None:
     """Print a line without wrapping, so that paths and commands can be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -27,6 +27,8 @@ from .train import evaluation_examples, quiet_libraries
 from .trainer import LinformerTrainer
 from .translate import batch_size_of, translations
 
+LABELS = {"cut_texts": "truncated texts"}  # of metrics in the printed table; others show their key
+
 
 def evaluate(
     folder: Path, split: str = "test", data: str | None = None, beams: int = 1, console: Console | None = None
@@ -167,5 +169,7 @@ def table_of(metrics: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in metrics.items():
         if isinstance(value, float | int | str):
-            table.add_row(name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else f"{value}")
+            table.add_row(
+                LABELS.get(name, name.replace("_", " ")), f"{value:.4f}" if isinstance(value, float) else f"{value}"
+            )
     return table
