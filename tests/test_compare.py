@@ -208,7 +208,7 @@ def test_all_lengths_share_the_rounds_if_wanted():
             ["--projected-lengths", "256", "--lengths", "64,128"],
             "projected_lengths has 256, but no length is larger than 128",
         ),
-        (["--lengths", "many"], "'many' is not a list of whole numbers, such as 512,1024"),
+        (["--lengths", "many"], "'many' is not a list of integers, such as 512,1024"),
         (["--lengths", ","], "lengths is empty"),
         (["--lengths", "0"], "lengths[0] is 0; it must be at least 1"),
         (
@@ -242,7 +242,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path)
         ("lenghts: [64]", "there is no key lenghts; did you mean 'lengths'? allowed: lengths, projected_lengths"),
         ("hidden_size: 30\nnum_heads: 4", "hidden_size is 30, which is not divisible by num_heads, which is 4"),
         ("sharing: kv\nimplementations: [linformer]", "sharing is kv, but linformer supports headwise only"),
-        ("interleave_lengths: true\ntokens: 0", "with interleave_lengths give batch or tokens"),
+        ("interleave_lengths: true\ntokens: 0", "with interleave_lengths, set batch or tokens"),
         (
             "subjects: [trainer]\nsteps: [training]\nimplementations: [linformer-kit]\ndevice: cpu:0",
             "device is cpu:0, but the subject trainer is measured on the CPU; use cpu",
@@ -254,7 +254,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path)
         ("targets: [{name: x, of: {size: 1}}]", "the target 'x' has the key size; allowed: subject, step"),
         ("targets: [{name: x, of: {}, quantity: speed}]", "the target 'x' has the quantity speed; allowed: seconds"),
         ("implementations: [[linformer]]", "implementations[0] is "),
-        ("just words", "holds no keys; it may have lengths, "),
+        ("just words", "has no keys; it may have lengths, "),
         ("lengths: [64\n", "is not YAML"),
     ],
 )
@@ -332,8 +332,8 @@ def test_numbers_of_another_model_are_not_added_to(save, tmp_path):
 @pytest.mark.parametrize(
     ("options", "arguments", "said"),
     [
-        ({"projection": "none"}, [], "which has full attention; give an encoder with a projection"),
-        ({"is_decoder": True}, [], "which is a decoder or an encoder-decoder; give an encoder"),
+        ({"projection": "none"}, [], "which has full attention; pass an encoder with a projection"),
+        ({"is_decoder": True}, [], "which is a decoder or an encoder-decoder; pass an encoder"),
         ({}, ["--subjects", "layer"], "subjects is ['layer'], but the encoder in"),
         ({}, ["--projected-lengths", "8"], "projected_lengths is [8], but the encoder in"),
         ({}, ["--implementations", "bert"], "implementations has bert, which cannot have the configuration of"),
@@ -348,7 +348,7 @@ def test_a_model_that_cannot_be_compared_is_rejected_in_one_line(save, tmp_path,
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "has no configuration of a Linformer (config.json); give the directory of a finished run or"),
+        (None, "has no configuration of a Linformer (config.json); pass the directory of a finished run or"),
         ('{"model_type": "bert"}', "has no configuration of a Linformer (config.json)"),
         ("{", "config.json is damaged: not a JSON object"),
     ],
@@ -684,5 +684,5 @@ def test_the_table_of_the_paper_is_complete():
 
 
 def test_a_missing_sweep_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"there is no file .*missing\.yaml; give a YAML file"):
+    with pytest.raises(UserError, match=r"there is no file .*missing\.yaml; pass a YAML file"):
         read_keys(tmp_path / "missing.yaml")

@@ -246,7 +246,7 @@ def test_a_seed_gives_the_same_examples_and_another_one_others(some):
 
 
 def test_the_benchmark_stays_the_same():
-    """Published numbers use these data; a change must be deliberate."""
+    """Published numbers use this data; a change must be deliberate."""
     lines = "".join(f"{text} {value}\n" for text, value in islice(examples(), 100))
     assert (
         hashlib.sha256(lines.encode()).hexdigest() == "e8b150d1a75e223f7c8a77a2d24142cf38f707404535de902201c8d945638da5"

@@ -538,7 +538,7 @@ def test_new_positions_repeat_the_old_ones_from_the_first():
 
 
 def test_a_checkpoint_can_contain_the_code(tmp_path):
-    """Loaded where the package is not installed, from nothing but the folder."""
+    """Loaded where the package is not installed, from nothing but the directory."""
     script = """
         import sys
         sys.modules["linformer_kit"] = None  # as if it were not installed

@@ -42,7 +42,7 @@ def call(model, input_ids, **kwargs):
             lambda x: x.repeat(1, 2),
             r"input has 42 tokens but max_position_embeddings is 32; .*resize_position_embeddings\(42\)",
         ),
-        (lambda x: x.float(), r"input_ids is torch.float32; it must hold integers"),
+        (lambda x: x.float(), r"input_ids is torch.float32; it must contain integers"),
         (lambda x: x.tolist(), r"input_ids is a list; it must be a tensor"),
     ],
 )
@@ -78,7 +78,7 @@ def test_wrong_masks(model_class, mask, message):
         ),
         (LinformerForMaskedLM, torch.full((2, LENGTH), -1), r"labels has -1; only 0 … 49"),
         (LinformerForMaskedLM, ids(2, 5), r"labels has shape \(2, 5\); it must be \(2, 21\)"),
-        (LinformerForMaskedLM, torch.rand(2, LENGTH), r"labels is torch.float32; it must hold integers"),
+        (LinformerForMaskedLM, torch.rand(2, LENGTH), r"labels is torch.float32; it must contain integers"),
         (LinformerForCausalLM, torch.full((2, LENGTH), VOCABULARY), r"labels has 50"),
         (LinformerForTokenClassification, torch.full((2, LENGTH), 3), r"labels has 3; only 0 … 2"),
         (LinformerForSequenceClassification, torch.tensor([0, 3]), r"labels has 3; only 0 … 2"),
@@ -153,12 +153,12 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
         ({"sharing": "layer"}, "sharing is 'layer'.*did you mean 'layerwise'"),
         (
             {"projected_length": [4]},
-            "projected_length has 1 numbers but num_hidden_layers is 2; give one number, or one per layer",
+            "projected_length has 1 numbers but num_hidden_layers is 2; pass one number, or one per layer",
         ),
         ({"projected_length": 0}, "projected_length is 0; it must be an integer of at least 1"),
         (
             {"projected_length": [4, 5], "sharing": "layerwise"},
-            "sharing='layerwise', which has one matrix for all layers; give one number",
+            "sharing='layerwise', which has one matrix for all layers; pass one number",
         ),
         ({"slots": 5}, "slots=5 is more than block_length=4"),
         ({"num_attention_heads": 3}, "hidden_size=16 is not divisible by num_attention_heads=3"),

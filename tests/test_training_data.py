@@ -144,7 +144,7 @@ def test_a_folder_of_splits(tmp_path, names):
 
 @pytest.mark.parametrize("split", [None, "train"])
 def test_a_folder_of_classes(tmp_path, split):
-    """As of the film reviews: one file is one text, with its lines."""
+    """As in the movie reviews: one file is one text, with its lines."""
     texts = {
         "pos": [f"good\n\nfilm {number}" for number in range(6)],
         "neg": [f"bad film {number}\n" for number in range(4)],

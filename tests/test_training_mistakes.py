@@ -1,4 +1,4 @@
-"""Mistakes in data, settings, folders, models or inputs end a command with one line that names them."""
+"""Mistakes in data, settings, directories, models or inputs end a command with one line that names them."""
 
 import gzip
 import json
@@ -174,10 +174,10 @@ def test_a_stream_that_is_too_short_is_refused(tmp_path):
 def test_errors_of_a_real_process(tmp_path):
     """One line on standard error without a traceback, also without access to the Hub."""
     path = yaml_for("classification", tmp_path)
-    hub = "there is no such file or folder, and reading it from the Hugging Face Hub failed .+; for local files, .+"
-    tokenizer = r"no folder with a tokenizer and could not be loaded from the Hub \(.+\)"
+    hub = "there is no such file or directory, and reading it from the Hugging Face Hub failed .+; for local files, .+"
+    tokenizer = r"not a directory with a tokenizer and could not be loaded from the Hub \(.+\)"
     for override, said in {
-        f"data.path={tmp_path}/missing": f"data.path is '{tmp_path}/missing': there is no such file or folder",
+        f"data.path={tmp_path}/missing": f"data.path is '{tmp_path}/missing': there is no such file or directory",
         "data.path=some/reviews": f"data.path is 'some/reviews': {hub}",
         "tokenizer.from=nonsense": f"tokenizer.from is 'nonsense', which is {tokenizer}",
     }.items():
@@ -259,7 +259,7 @@ def test_a_configuration_that_is_not_shipped():
     assert "shipped configurations: bookcorpus_denoising, " in refused("train", "zzzzzz")
 
 
-# runs and their folders
+# runs and their directories
 
 
 def test_a_corrected_command_may_use_the_same_folder(tmp_path, quick):
@@ -268,7 +268,7 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path, quick):
     assert "training.batch_size is 1000, but there are only 400 training examples" in refused(
         "train", path, "training.batch_size=1000"
     )
-    assert "there is no such file or folder" in refused("train", path, f"data.path={tmp_path / 'nothing.jsonl'}")
+    assert "there is no such file or directory" in refused("train", path, f"data.path={tmp_path / 'nothing.jsonl'}")
     assert "model: hidden_size=32 is not divisible by num_attention_heads=5" in refused(
         "train", path, "model.num_attention_heads=5"
     )
@@ -285,7 +285,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, quick, clip):
     )
     said = refused("train", path, "training.log_every=1", "training.steps=20")
     assert re.match(
-        r"the loss is (nan|inf) at step \d+; earlier checkpoints are kept. Train in another folder",
+        r"the loss is (nan|inf) at step \d+; earlier checkpoints are kept. Train in another directory",
         said,
     )
     assert "smaller training.learning_rate" in said
@@ -301,9 +301,9 @@ def test_a_folder_that_cannot_be_written(tmp_path, quick, folder):
     run = tmp_path / folder  # /proc/x stays what it is
     said = refused("train", quick("classification", tmp_path), f"run={run}")
     reason = r"(\S+/file is a file, not a directory|cannot write to /proc \(.+\))"
-    assert re.fullmatch(rf"{reason}; choose another folder with run=FOLDER", said)
+    assert re.fullmatch(rf"{reason}; choose another directory with run=DIRECTORY", said)
     said = refused("prepare", quick("classification", tmp_path), f"data.cache={run}")
-    assert re.fullmatch(rf"{reason}; set data.cache to another folder", said)
+    assert re.fullmatch(rf"{reason}; set data.cache to another directory", said)
 
 
 # models to start from
@@ -336,7 +336,8 @@ def test_invalid_models_and_tokenizers_are_rejected(tmp_path, quick, trained_run
         path = quick("classification", tmp_path, **{"model": {"from": source}, "tokenizer": None})
         assert (
             refused("train", path)
-            == f"model.from is {source!r}, which has no config.json; give the folder model/ of a run or a saved model"
+            == f"model.from is {source!r}, which has no config.json; set it to the directory model/ of a run, or to a "
+            "saved model"
         )
     foreign = tmp_path / "foreign"
     shutil.copytree(trained_run("masked-lm").run / "model", foreign)
@@ -346,7 +347,7 @@ def test_invalid_models_and_tokenizers_are_rejected(tmp_path, quick, trained_run
     assert f"model.from is '{foreign}', a model of type 'bert'" in refused("train", path)
     said = refused("train", quick("classification", tmp_path, **{"tokenizer": {"from": str(tmp_path / "empty")}}))
     assert said.startswith(
-        f"tokenizer.from is '{tmp_path / 'empty'}', which is no folder with a tokenizer and could not be loaded"
+        f"tokenizer.from is '{tmp_path / 'empty'}', which is not a directory with a tokenizer and could not be loaded"
     )
 
 
@@ -369,10 +370,10 @@ def test_other_data_is_checked_like_the_runs_own(trained_run, tmp_path):
 
 def test_runs_that_cannot_predict(tmp_path):
     assert refused("predict", tmp_path / "nowhere", "a") == (
-        f"there is no folder {tmp_path / 'nowhere'}; give a run folder, as printed by `linformer train`"
+        f"there is no directory {tmp_path / 'nowhere'}; pass a run directory, as printed by `linformer train`"
     )
     for name in ("predict", "evaluate"):
-        assert refused(name, tmp_path) == f"{tmp_path} is not a run folder: it has no config.yaml"
+        assert refused(name, tmp_path) == f"{tmp_path} is not a run directory: it has no config.yaml"
 
 
 @pytest.mark.slow
@@ -417,5 +418,5 @@ def test_files_that_cannot_be_predicted(trained_run, tmp_path):
     said = refused("predict", run, input="schön\n".encode("latin-1"))
     assert said == "standard input: the byte 0xf6 is not utf-8; convert it with iconv"
     assert refused("predict", run, "nowhere.txt").startswith(
-        "there is no file 'nowhere.txt'; give a text, a file or standard input"
+        "there is no file 'nowhere.txt'; pass a text, a file or standard input"
     )

@@ -768,7 +768,7 @@ def test_a_folder_with_other_files_is_left_unchanged(tmp_path, write):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("precious")
     with (
-        pytest.raises(UserError, match=r"not a run folder: it contains 'precious\.txt'"),
+        pytest.raises(UserError, match=r"not a run directory: it contains 'precious\.txt'"),
         RunFolder(tmp_path / "mine").locked(),
     ):
         RunFolder(tmp_path / "mine").begin(write(SMALL))

@@ -238,7 +238,7 @@ def test_inputs_are_read_in_the_format_of_the_training_data(tmp_path, quick):
     assert len(command("predict", tmp_path / "run", quoted).stdout.splitlines()) == 1
     assert refused("predict", tmp_path / "run", tmp_path) == f"{tmp_path} is a directory; pass its files"
     assert (
-        refused("predict", tmp_path / "run", "good", "-") == "-, standard input, cannot be combined with other inputs"
+        refused("predict", tmp_path / "run", "good", "-") == "`-` (standard input) cannot be combined with other inputs"
     )
     assert "is not in the encoding of this terminal" in refused("predict", tmp_path / "run", "\udcff")
 

@@ -350,7 +350,7 @@ def test_data_that_changed_in_between_are_noticed(undisturbed, change):
     turned = "".join(f"{' '.join(line.split()[::-1])}\n" for line in text.splitlines())
     (folder / "text.txt").write_text(f"{text}w1 w2 w3\n" if change == "longer" else turned)
     _, errors = train(path, code=2)
-    assert "the data have changed since the run in again began" in errors
+    assert "the data has changed since the run in again began" in errors
 
 
 @pytest.mark.slow
@@ -362,7 +362,7 @@ def test_a_stream_resumes_exactly_after_several_passes(tmp_path):
     assert checkpoint.checkpoints_in(tmp_path / "killed" / "checkpoints")
     with (tmp_path / "text.txt").open("a") as file:
         file.write("w1\n")
-    assert "the data have changed" in train(paths[1], code=2)[1]
+    assert "the data has changed" in train(paths[1], code=2)[1]
     write_run(tmp_path, "killed", data=data)
     train(paths[1])
     is_the_same(paths[1], paths[0])

@@ -53,7 +53,7 @@ def test_shapes_of_the_layer(symbolic):
         LinearMultiHeadAttention(2, 4, 3)(given(8), given(8))
     with pytest.raises(ValueError, match="value has shape"):
         layer(given(10, 8), given(4, 5, 8))
-    with pytest.raises(ValueError, match="it must hold at least one token"):
+    with pytest.raises(ValueError, match="it must contain at least one token"):
         layer(given(10, 8), given(0, 8))
     with pytest.raises(ValueError, match="attention_axes is 3; for inputs of rank 4 use axes between batch and width"):
         LinearMultiHeadAttention(2, 4, 3, attention_axes=3)(given(5, 6, 8), given(5, 6, 8))
@@ -120,13 +120,13 @@ def test_ids_outside_the_vocabulary(wrong):
     model.compile("sgd", "sparse_categorical_crossentropy")
     bad = IDS.copy()
     bad[1, 3] = wrong
-    message = f"input_ids holds values from {bad.min()} to {bad.max()}; only the integers 0 … 29 are allowed"
+    message = f"input_ids contains values from {bad.min()} to {bad.max()}; only the integers 0 … 29 are allowed"
     for use in (model, lambda ids: model.predict(ids, verbose=0), lambda ids: model.fit(ids, np.zeros(4), verbose=0)):
         with pytest.raises(ValueError, match=message):
             use(bad)
     with pytest.raises(ValueError, match=message):
         model.evaluate({"input_ids": bad}, np.zeros(4), verbose=0)
-    with pytest.raises(ValueError, match="token_type_ids holds values from 1 to 1; only the integers 0 … 0"):
+    with pytest.raises(ValueError, match="token_type_ids contains values from 1 to 1; only the integers 0 … 0"):
         model.predict({"input_ids": IDS, "token_type_ids": np.ones_like(IDS)}, verbose=0)
 
 

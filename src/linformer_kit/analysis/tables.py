@@ -64,7 +64,7 @@ def read_tables(directory: Path) -> tuple[list[Layer], list[Row], str]:
         if not layers:
             raise ValueError(f"{LAYERS} has no rows")
     except (csv.Error, LookupError, TypeError, ValueError) as error:  # missing columns, rows or numbers
-        raise UserError(f"{directory} holds a damaged spectrum ({error}); run `linformer spectrum` again") from None
+        raise UserError(f"{directory} contains a damaged spectrum ({error}); run `linformer spectrum` again") from None
     return layers, rows, source
 
 

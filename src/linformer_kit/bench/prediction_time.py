@@ -108,7 +108,7 @@ def keras_backend(device: str) -> tuple[str, dict[str, str]]:
     try:
         import keras
     except ValueError as error:  # KERAS_BACKEND is unknown
-        raise UserError(f"Keras does not start: {error}") from None
+        raise UserError(f"Keras cannot be imported: {error}") from None
     backend = keras.backend.backend()
     if backend == "torch":
         check_device(device)

@@ -132,7 +132,7 @@ def read_sweep(keys: Mapping[str, Any]) -> Sweep:
     sweep = replace(sweep, implementations=[RENAMED.get(name, name) for name in sweep.implementations])
     for name in LISTS:
         if not getattr(sweep, name):
-            raise UserError(f"{name} is empty; give at least one")
+            raise UserError(f"{name} is empty; pass at least one")
     for name, backend in product(sweep.implementations, sweep.backends):
         if name not in IMPLEMENTATIONS:
             known = list(IMPLEMENTATIONS)
@@ -201,13 +201,13 @@ def check_sizes(sweep: Sweep) -> None:
         )
     if sweep.interleave_lengths and not sweep.batch and not sweep.tokens:
         raise UserError(
-            "tokens is 0, which finds a batch for each length; with interleave_lengths give batch or tokens"
+            "tokens is 0, which finds a batch for each length; with interleave_lengths, set batch or tokens"
         )
     rows, length = max(sweep.projected_lengths), max(sweep.lengths)
     if rows > length and any(IMPLEMENTATIONS[name].projects for name in sweep.implementations):
         raise UserError(
             f"projected_lengths has {rows:,}, but no length is larger than {length:,}, so nothing would be shortened; "
-            "give a smaller K, or greater lengths"
+            "use a smaller K, or longer inputs"
         )
 
 
@@ -223,10 +223,10 @@ def check_device(device: str) -> None:
 def read_keys(path: Path) -> dict[str, Any]:
     """The keys of a sweep in a file."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}; give a YAML file with the keys of a sweep (docs/compare.md)")
+        raise UserError(f"there is no file {path}; pass a YAML file with the keys of a sweep (docs/compare.md)")
     keys = read_yaml(path, "a sweep")
     if not isinstance(keys, dict):
-        raise UserError(f"{path} holds no keys; it may have {', '.join(asdict(Sweep()))}")
+        raise UserError(f"{path} has no keys; it may have {', '.join(asdict(Sweep()))}")
     return keys
 
 
@@ -240,4 +240,4 @@ def split_list(text: str, kind: type[int] | type[str]) -> list[Any]:
     try:
         return [kind(part) for part in parts]
     except ValueError:
-        raise UserError(f"{text!r} is not a list of whole numbers, such as 512,1024") from None
+        raise UserError(f"{text!r} is not a list of integers, such as 512,1024") from None

@@ -186,13 +186,13 @@ class LinformerEncoder(nn.Module):
         if len(projected_length) != depth:
             raise ValueError(
                 f"projected_length has {len(projected_length)} numbers but depth is {depth}; "
-                "give one number, or one per layer"
+                "pass one number, or one per layer"
             )
         lengths = [positive_integer("projected_length", length) for length in projected_length]
         if sharing == "layerwise" and len(set(lengths)) > 1:
             raise ValueError(
                 f"projected_length is {lengths} with sharing='layerwise', which has one matrix for all layers; "
-                "give one number, or use sharing='kv'"
+                "pass one number, or use sharing='kv'"
             )
         return lengths
 

@@ -143,6 +143,6 @@ def render(figure: "Figure", kind: str, name: str) -> bytes:
             figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, **options)
         except UserWarning:
             raise UserError(
-                "too many runs or too long names for one picture; give fewer runs, or rename their directories"
+                "too many runs or too long names for one picture; pass fewer runs, or rename their directories"
             ) from None
     return file.getvalue()

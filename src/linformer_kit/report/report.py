@@ -28,12 +28,12 @@ NOT_METRICS = ("step", "best_step", "epoch", "steps", "parameters", "tokens", "s
 def report(paths: list[Path], output: Path) -> None:
     """Write the page about runs, tables of `linformer compare` and spectra."""
     if output.is_dir():
-        raise UserError(f"--output is {output}, a directory; give a file such as {output / 'report.html'}")
+        raise UserError(f"--output is {output}, a directory; pass a file such as {output / 'report.html'}")
     check_writable(output.parent, CHOOSE_OUTPUT)
     inputs = read_inputs(paths)
     if inputs.models:
         raise UserError(
-            f"{inputs.models[0]} is a saved model without a run; give runs, spectra, or tables of `linformer compare`"
+            f"{inputs.models[0]} is a saved model without a run; pass runs, spectra, or tables of `linformer compare`"
         )
     page = render_page(inputs)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ def alternative_text(figure: "Figure") -> str:
             panels.append(panel)
     labels = dict.fromkeys(label for axes in figure.axes for label in axes.get_legend_handles_labels()[1])
     lines = f". Lines: {', '.join(labels)}" if labels else ""
-    return f"Panels: {'; '.join(panels)}{lines}. The tables hold the numbers.".replace(r"\$", "$")
+    return f"Panels: {'; '.join(panels)}{lines}. The tables have the numbers.".replace(r"\$", "$")
 
 
 # spectra

@@ -111,7 +111,7 @@ def best_metric(config: RunConfig) -> str:
 
 
 def prepare_reporting(config: RunConfig, run: RunFolder) -> None:
-    """Check that TensorBoard or Weights & Biases is installed, and direct its files to the run folder."""
+    """Check that TensorBoard or Weights & Biases is installed, and direct its files to the run directory."""
     report = config.training.report
     if report == "none":
         return

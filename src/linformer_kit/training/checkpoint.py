@@ -36,7 +36,7 @@ def step_of(path: Path) -> int:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
+    """The checkpoints of a directory, oldest first."""
     found = [path for path in folder.glob(f"{PREFIX}*") if re.fullmatch(rf"{PREFIX}\d+", path.name)]
     return sorted(found, key=step_of)
 
@@ -57,12 +57,12 @@ def atomic_checkpoint(
 
 
 def write_error(folder: Path, error: Exception) -> UserError:
-    """The error for a full disk or a folder that cannot be written."""
+    """The error for a full disk or a directory that cannot be written."""
     places = (folder.parent, folder.parent / "checkpoints", folder / "checkpoints")
     last = next((found[-1] for place in places if (found := checkpoints_in(place))), None)
     kept = "there is no checkpoint yet" if last is None else f"the last complete checkpoint is {last}"
     return UserError(
-        f"{folder} could not be written ({error}); {kept}. Free some space or fix the folder, "
+        f"{folder} could not be written ({error}); {kept}. Free some space or fix the directory, "
         "then resume with the same command"
     )
 

@@ -205,13 +205,13 @@ def read_inputs(arguments: list[str], per: str | None, config: RunConfig) -> Ite
     per = per or ("file" if config.data.sample == "document" else "line")
     if not arguments or arguments == ["-"]:
         if sys.stdin.isatty():
-            raise UserError("there is no input; give a text, a file or standard input")
+            raise UserError("there is no input; pass a text, a file or standard input")
         yield from inputs_of_stream(sys.stdin.buffer, "standard input", per, config)
         return
     for each in arguments:
         path = Path(each)
         if each == "-":
-            raise UserError("-, standard input, cannot be combined with other inputs")
+            raise UserError("`-` (standard input) cannot be combined with other inputs")
         if not is_unicode(each):
             raise UserError(f"{each!r} is not in the encoding of this terminal; use a file")
         if len(path.parts) > 1 and path_exists(path.is_dir):  # without a separator it may be a text
@@ -219,7 +219,7 @@ def read_inputs(arguments: list[str], per: str | None, config: RunConfig) -> Ite
         if path_exists(path.is_file):
             yield from inputs_of_file(path, per, config)
         elif suffix_of(path) in FORMATS and not re.search(r"\s", each):  # looks like a file name
-            raise UserError(f"there is no file {each!r}; give a text, a file or standard input")
+            raise UserError(f"there is no file {each!r}; pass a text, a file or standard input")
         else:
             yield split_pair(each, config)
 

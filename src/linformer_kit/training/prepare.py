@@ -1,6 +1,6 @@
-"""Tokenizes data and stores them on disk, once for all runs with the same data, tokenizer and length.
+"""Tokenizes data and stores it on disk, once for all runs with the same data, tokenizer and length.
 
-A prepared folder contains `tokenizer/`, one folder per split (memory-mapped Arrow) and `summary.json`.
+A prepared directory contains `tokenizer/`, one directory per split (memory-mapped Arrow) and `summary.json`.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from .sources import describe_sources, find_sources
 from .tokenizer import load_tokenizer, train_tokenizer
 from .tokens import digest, format_names, length_statistics, pack, stream, tokenize
 
-# increase when the prepared data change
+# increase when the prepared data changes
 FORMAT = 3
 # number of texts of a stream that a tokenizer is trained on
 TOKENIZER_EXAMPLES = 200_000
@@ -91,12 +91,12 @@ def open_prepared(config: RunConfig, folder: Path) -> Prepared:
 
 def cache_directory(folder: Path) -> AbstractContextManager[Path]:
     """A new directory in the cache; several processes may build the same one."""
-    check_writable(folder.parent, "set data.cache to another folder")
+    check_writable(folder.parent, "set data.cache to another directory")
     return atomic_directory(folder, keep_existing=True)
 
 
 def with_generated_data(config: RunConfig, console: Console) -> RunConfig:
-    """The configuration with the path of generated data, which are generated once."""
+    """The configuration with the path of generated data, which is generated once."""
     name = config.data.generated
     assert name is not None
     folder = Path(config.data.cache).expanduser() / f"{name}-{GENERATORS[name].VERSION}"
@@ -169,7 +169,7 @@ def build(config: RunConfig, folder: Path, console: Console) -> None:
         "length": max_length(config),
         "splits": {},
     }
-    if config.data.streaming:  # streamed data are identified by their files
+    if config.data.streaming:  # streamed data is identified by its files
         summary["streamed"] = [(path.name, path.stat().st_size) for path in files_of(config)]
     for role, rows in splits.items():
         if isinstance(rows, datasets.IterableDataset):

@@ -42,7 +42,7 @@ STREAM_EVALUATION_INTERVAL = 1000
 
 
 def train(config: RunConfig, console: Console) -> Path:
-    """Train a run, or resume it; returns its folder."""
+    """Train a run, or resume it; returns its directory."""
     run = RunFolder(config.folder)
     resumed = run.resumable_config
     config = resolve_hardware(config, resumed)
@@ -89,7 +89,7 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def locked_by_main_process(run: RunFolder, config: RunConfig, state: PartialState) -> Iterator[None]:
-    """The main process locks the run folder and stores the configuration before the others continue."""
+    """The main process locks the run directory and stores the configuration before the others continue."""
     if not state.is_main_process:
         state.wait_for_everyone()
         yield
