@@ -28,6 +28,7 @@ from linformer_kit.bench.point import Point
 from linformer_kit.bench.result_table import COLUMNS, FACTS, KEYS, open_table, read_points
 from linformer_kit.bench.sweep import PRESETS, Sweep, read_keys, read_sweep
 from linformer_kit.cli import app
+from linformer_kit.csv_tables import write_rows
 from linformer_kit.errors import UserError
 from linformer_kit.process_memory import is_out_of_memory
 
@@ -173,9 +174,24 @@ def test_the_sweeps_of_the_benchmarks_can_be_read_and_name_their_table(path):
 
 
 def test_a_former_name_is_accepted_with_a_warning():
-    with pytest.warns(FutureWarning, match="linformer-kit-none is now called full-attention"):
+    with pytest.warns(FutureWarning, match="the implementation linformer-kit-none is now called full-attention"):
         sweep = read_sweep({"implementations": ["linformer-kit", "linformer-kit-none"]})
     assert sweep.implementations == ["linformer-kit", "full-attention"]
+    target = {"name": "time", "of": {"implementation": "linformer-kit"}, "at": {"step": ["reading", "decoding"]}}
+    keys = {"subjects": ["causal-lm"], "implementations": ["linformer-kit"], "targets": [target]}
+    with pytest.warns(FutureWarning, match="the step reading is now called prefill"):
+        sweep = read_sweep({**keys, "steps": ["reading"]})
+    assert (sweep.steps, sweep.targets[0].at) == (["prefill"], {"step": ["prefill", "decoding"]})
+
+
+def test_a_table_with_former_names_is_read_with_the_new_ones(tmp_path):
+    row = dict.fromkeys(COLUMNS, "") | {"step": "reading", "implementation": "linformer-kit-none", "length": "64"}
+    write_rows(tmp_path / "points.csv", [row, {**row, "step": "preparation", "phase": "reading"}])
+    found = [(row["implementation"], row["step"], row["phase"]) for row in read_points(tmp_path / "points.csv", True)]
+    assert found == [("full-attention", "prefill", ""), ("full-attention", "preparation", "reading")]
+    table = open_table(tmp_path / "points.csv")
+    assert table.get(implementation="full-attention", step="prefill", length=64)
+    assert next(table.rows(step="preparation"))["phase"] == "reading"
 
 
 def test_blocks_and_slots_of_causal_subjects():

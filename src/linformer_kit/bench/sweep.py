@@ -7,7 +7,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,12 +27,12 @@ from .point import (
     LINFORMER,
     LINFORMER_PYTORCH,
     OURS,
-    RENAMED,
     TRAINING_SUBJECTS,
     Backend,
     Point,
     Step,
     Subject,
+    current_name,
 )
 from .targets import Target
 
@@ -126,10 +126,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def read_sweep(keys: Mapping[str, Any]) -> Sweep:
     """Check keys and values."""
-    sweep: Sweep = converted(with_sizes_of_model(keys), Sweep, "")
-    for name in RENAMED.keys() & set(sweep.implementations):
-        warnings.warn(f"the implementation {name} is now called {RENAMED[name]}", FutureWarning, stacklevel=2)
-    sweep = replace(sweep, implementations=[RENAMED.get(name, name) for name in sweep.implementations])
+    sweep: Sweep = converted(with_sizes_of_model(with_current_names(dict(keys))), Sweep, "")
     for name in LISTS:
         if not getattr(sweep, name):
             raise UserError(f"{name} is empty; pass at least one")
@@ -150,6 +147,19 @@ def read_sweep(keys: Mapping[str, Any]) -> Sweep:
         if subject in sweep.subjects and sweep.device != "cpu":
             raise UserError(f"device is {sweep.device}, but the subject {subject} is measured on the CPU; use cpu")
     return sweep
+
+
+def with_current_names(value: Any, key: str = "") -> Any:
+    """The value of a key, in lists and targets too, with former names replaced; each gets a warning."""
+    if isinstance(value, dict):
+        return {name: with_current_names(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_current_names(each, key) for each in value]
+    column = str(key).removesuffix("s")
+    if not isinstance(value, str) or (name := current_name(column, value)) == value:
+        return value
+    warnings.warn(f"the {column} {value} is now called {name}", FutureWarning, stacklevel=2)
+    return name
 
 
 def with_sizes_of_model(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ LEGEND_CHARACTERS = 32  # of a label, if the legend is to have two columns
 MIN_POINTS = 3  # for an exponent: two points always lie on a line
 # the order of the panels; others follow in order of appearance
 SUBJECTS = ("layer", "causal-layer", "encoder", "encoder-decoder", "causal-lm")
-STEPS = ("forward", "training", "generation", "reading", "decoding")
+STEPS = ("forward", "training", "generation", "prefill", "decoding")
 # columns that are equal for all rows of a panel, with their descriptions
 SIZES = {
     **{"hidden_size": "hidden size {}", "num_heads": "{} heads", "num_layers": "{} layers", "sharing": "sharing {}"},
