@@ -275,9 +275,11 @@ def group_name(points: Sequence[Point]) -> str:
 
 def point_from(row: Row, sweep: Sweep) -> Point:
     """The point of a row."""
-    numbers = {name: int(row[name]) if row[name] else None for name in ("projected_length", "block_length")}
-    texts = {name: row[name] for name in ("subject", "step", "implementation", "variant", "backend")}
-    return Point(**texts, **numbers, length=int(row["length"]), batch=int(row["batch"]), **sweep.sizes)  # type: ignore[arg-type]
+    names = ("subject", "step", "implementation", "variant", "backend")
+    values: dict[str, Any] = {name: row[name] for name in names}
+    values |= {name: int(row[name]) for name in ("length", "batch")}
+    values |= {name: int(row[name]) if row[name] else None for name in ("projected_length", "block_length")}
+    return Point(**values, **sweep.sizes)
 
 
 def device_name(device: str) -> str:
