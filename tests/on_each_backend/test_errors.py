@@ -30,18 +30,18 @@ IDS = np.random.default_rng(0).integers(1, 30, (4, 20))
         ({"projection_dim": None, "sharing": "all"}, "sharing is 'all'"),
     ],
 )
-def test_options_of_the_layer(options, message):
+def test_invalid_options_of_the_layer_raise(options, message):
     with pytest.raises(ValueError, match=message):
         LinearMultiHeadAttention(**{"num_heads": 2, "key_dim": 4, "projection_dim": 3, **options})
 
 
-def test_an_unknown_option():
+def test_an_unknown_option_raises():
     with pytest.raises((TypeError, ValueError), match="projected_dim"):
         LinearMultiHeadAttention(2, 4, projected_dim=3)
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_shapes_of_the_layer(symbolic):
+def test_invalid_shapes_of_the_layer_raise(symbolic):
     def given(*shape):
         return keras.KerasTensor((None, *shape)) if symbolic else normal(2, *shape)
 
@@ -69,7 +69,7 @@ def test_shapes_of_the_layer(symbolic):
         LinearMultiHeadAttention(2, 4, 3)(given(5, 6, 8), given(5, 6, 8), attention_mask=given(30, 30))
 
 
-def test_an_unknown_length():
+def test_an_unknown_length_raises():
     inputs = keras.Input((None, 8))
     with pytest.raises(
         ValueError, match=r"the length of the keys is unknown.* set max_length=.*'dynamic', 'mean' or 'max'"
@@ -104,18 +104,18 @@ def test_an_unknown_length():
         ({"full_attn": "yes"}, "full_attn is 'yes'; it must be True or False"),
     ],
 )
-def test_options_of_models(options, message):
+def test_invalid_options_of_models_raise(options, message):
     with pytest.raises(ValueError, match=message):
         Linformer(**{**SIZES, **options})
 
 
-def test_an_unknown_option_of_a_model():
+def test_an_unknown_option_of_a_model_raises():
     with pytest.raises(TypeError, match="unknown option 'd_modle'; did you mean 'd_model'"):
         Linformer(d_modle=16)
 
 
 @pytest.mark.parametrize("wrong", [-1, 30])
-def test_ids_outside_the_vocabulary(wrong):
+def test_ids_outside_the_vocabulary_raise(wrong):
     model = Linformer(**SIZES)
     model.compile("sgd", "sparse_categorical_crossentropy")
     bad = IDS.copy()
@@ -153,7 +153,7 @@ def test_invalid_ids_inside_a_graph_give_nan():
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_shapes_of_ids(symbolic):
+def test_invalid_shapes_of_ids_raise(symbolic):
     model = Linformer(**SIZES)
 
     def given(*shape):
@@ -192,13 +192,13 @@ def test_ids_must_be_integers():
         ({"top_k": 3}, "top_k is 3 but temperature is None"),
     ],
 )
-def test_generation(options, message):
+def test_invalid_options_of_generation_raise(options, message):
     model = LinformerCausalLM(**SIZES)
     with pytest.raises(ValueError, match=message):
         model.generate(IDS, **{"max_new_tokens": 3, **options})
 
 
-def test_generation_from_empty_or_long_inputs():
+def test_generation_from_empty_or_long_inputs_raises():
     with pytest.raises(ValueError, match=r"examples \[1\] have no real tokens"):
         LinformerCausalLM(**SIZES).generate(np.array([[3, 4], [0, 0]]))
     with pytest.raises(ValueError, match="the input has 40 tokens but the maximum is 32"):
