@@ -333,7 +333,7 @@ def test_an_example_is_a_piece_of_its_file_and_has_no_absolute_path(site):
 def test_a_window_fits_the_model_whatever_its_bytes(tmp_path):
     content = random.Random(0).randbytes(3 * WINDOW)
     (tmp_path / "file").write_bytes(content)
-    example = files.cut("compressed", Source(str(tmp_path / "file"), "a", "a/file"), start=100)
+    example = files.read_window("compressed", Source(str(tmp_path / "file"), "a", "a/file"), start=100)
     assert content[100:].startswith(example.text.encode("latin-1"))
     assert WINDOW - 1 <= len(example.text.encode()) <= WINDOW  # in tokens, a start and an end aside
 

@@ -388,7 +388,8 @@ def test_truncation_is_counted_and_reported(tmp_path):
     table = rows_of(command("train", path).stdout)
     for split, (texts, tokens) in counts.items():
         assert table[f"{split} examples"].endswith(f"{texts} texts truncated by {tokens:,} tokens")
-    command("evaluate", tmp_path / "run")
+    printed = command("evaluate", tmp_path / "run").stdout
+    assert rows_of(printed)["truncated texts"] == str(counts["test"][0])
     assert read_json(tmp_path / "run" / "evaluation.json")["cut_texts"] == counts["test"][0]
 
 

@@ -216,7 +216,7 @@ def test_every_mask_of_a_text_is_filled(trained_run):
         "input 4 has 32 tokens and was truncated to 24, the maximum length of the model",
         f"input 2 {write}",
         f"input 3 {write}",
-        "input 4 has no mask; it was cut off",
+        "input 4 has no mask; it was truncated",
     ]
 
 

@@ -56,7 +56,7 @@ home, name = {
     "optimizer step": (trainer.LinformerTrainer, "_clip_grad_norm"),
     "evaluation": (trainer.LinformerTrainer, "prediction_step"),
     "checkpoint": (trainer, "save_optimizer"),
-    "seal": (checkpoint, "seal"),
+    "write_manifest": (checkpoint, "write_manifest"),
     "rename": (files.os, "rename"),
     "removal": (trainer, "remove_old"),
     "finish": (train, "write_text"),
@@ -148,7 +148,7 @@ def test_a_run_killed_repeatedly_is_bit_identical_to_an_uninterrupted_one(undist
         ("step", 13),  # between the pieces of an accumulated batch, behind a checkpoint
         ("evaluation", 2),
         ("checkpoint", 2),  # of a checkpoint, the weights are written and nothing else
-        ("seal", 2),
+        ("write_manifest", 2),
         ("rename", 1),
         ("optimizer step", 2),
         ("removal", 1),

@@ -47,7 +47,7 @@ def atomic_checkpoint(
 ) -> Iterator[Path]:
     """`files.atomic_directory` with checksums; disk errors become a `UserError` that names the last checkpoint."""
     try:
-        with atomic_directory(folder, is_writer=is_writer, barrier=barrier, before_rename=seal) as unfinished:
+        with atomic_directory(folder, is_writer=is_writer, barrier=barrier, before_rename=write_manifest) as unfinished:
             yield unfinished
     except Exception as error:
         # libraries written in Rust do not raise OSError
@@ -67,7 +67,7 @@ def write_error(folder: Path, error: Exception) -> UserError:
     )
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Store the checksums of all files in a manifest and flush everything to disk."""
     sums = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -106,7 +106,9 @@ class Predictor:
         self.warn_truncated(lengths)
         for number, (each, row) in enumerate(zip(batch, ids, strict=True), start=self.count + 1):
             if self.tokenizer.mask_token_id not in row:
-                hint = "it was cut off" if mask_token in each.text else f"write {mask_token} for each token to predict"
+                hint = f"write {mask_token} for each token to predict"
+                if mask_token in each.text:
+                    hint = "it was truncated"
                 self.warn(f"Warning: input {number} has no mask; {hint}")
         logits = self.model(self.tensor(ids), attention_mask=self.mask(ids)).logits.float()
         for each, row, scores in zip(batch, ids, logits, strict=True):

@@ -234,14 +234,16 @@ def show(config: RunConfig, console: Console | None = None) -> None:
                 counts = split[name]
                 mean = round(counts["mean"])
                 numbers = (counts["texts"], split["examples"], counts["tokens"], mean, counts["longest"])
-                cut = "packed" if is_language_model(config.task) else f"{counts['cut_texts']:,}"
-                table.add_row(role if name == "length" else "  target", *(f"{number:,}" for number in numbers), cut)
+                truncated = "packed" if is_language_model(config.task) else f"{counts['cut_texts']:,}"
+                table.add_row(
+                    role if name == "length" else "  target", *(f"{number:,}" for number in numbers), truncated
+                )
     console.print(table)
     if prepared.labels:
         console.print(f"Labels: {format_names(prepared.labels)}", highlight=False, markup=False, soft_wrap=True)
     first = prepared.summary["splits"].get("train") or prepared.summary["splits"]["validation"]
     console.print("Tokens per text", highlight=False)
-    for line in bars(first["length"]["histogram"]):
+    for line in histogram_lines(first["length"]["histogram"]):
         console.print(line, highlight=False, markup=False)
     picture = prepared.folder / "lengths.png"
     draw_lengths(prepared.summary, picture)
@@ -250,10 +252,10 @@ def show(config: RunConfig, console: Console | None = None) -> None:
     )
 
 
-def bars(histogram: dict[str, list], width: int = 50) -> Iterator[str]:
+def histogram_lines(histogram: dict[str, list], width: int = 50) -> Iterator[str]:
     """A histogram as lines of text.
 
-    >>> list(bars({"counts": [1, 2], "edges": [1, 10, 100]}, width=4))
+    >>> list(histogram_lines({"counts": [1, 2], "edges": [1, 10, 100]}, width=4))
     ['     1 –      9  ██ 1', '    10 –     99  ████ 2']
     """
     highest, started = max(1, *histogram["counts"]), False
