@@ -45,7 +45,9 @@ def light_requirements(wheel: Path) -> list[str]:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         fields = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
     requirements = [Requirement(field) for field in fields]
-    return [str(needed) for needed in requirements if needed.marker is None and needed.name not in LARGE]
+    return [
+        str(requirement) for requirement in requirements if requirement.marker is None and requirement.name not in LARGE
+    ]
 
 
 def check_installed(distribution: Path, environment: Path, version: str) -> None:

@@ -230,7 +230,7 @@ def server_for(command: list[str], environment: dict[str, str]) -> Server | None
 class Forked(subprocess.Popen):
     """A process forked by the server, which is its parent and reports its exit status."""
 
-    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):  # type: ignore[override]
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
         pipes, (*_, start_new_session, _) = rest[3:9], rest
         own = dict(zip((0, 1, 2), (pipes[0], pipes[3], pipes[5]), strict=True))
         request = {

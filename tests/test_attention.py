@@ -230,7 +230,7 @@ def test_plan_is_the_cheapest_of_all_orders(
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("projected_length", [2, 40])
 @pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
-def test_what_plan_counts_is_what_is_computed(projection, sharing, projected_length, heads):
+def test_the_multiply_adds_of_plan_are_those_computed(projection, sharing, projected_length, heads):
     layer, shared = build(
         projection,
         sharing,
@@ -321,7 +321,7 @@ def test_chunked_and_whole_agree(queries, combination, batch, length, chunk, mas
 
 
 @pytest.mark.parametrize("projected_length", [4, 32])  # folded, per head
-def test_between_input_and_output_memory_does_not_grow_with_the_length(projected_length):
+def test_memory_between_input_and_output_does_not_grow_with_the_length(projected_length):
     class LargestTensor(TorchDispatchMode):
         largest = 0
 
@@ -363,14 +363,14 @@ def test_dropout_acts_on_the_weights_in_training_only(queries):
 
 
 @pytest.mark.parametrize("projection", ANY_LENGTH)
-def test_any_length_means_any_length(projection):
+def test_projections_for_any_length_ignore_max_length(projection):
     layer, _ = build(projection, "headwise", max_length=5)
     x = torch.randn(2, 23, 12)
     assert_close(layer(x), reference_output(layer, x))
 
 
 @pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
-def test_more_rows_than_tokens(projection, sharing):
+def test_with_more_rows_than_tokens_the_layer_equals_the_reference(projection, sharing):
     layer, shared = build(projection, sharing, projected_length=29)
     x = torch.randn(2, 6, 12)
     mask = padding(6, [6, 2])
@@ -379,7 +379,7 @@ def test_more_rows_than_tokens(projection, sharing):
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_biases_and_few_key_value_heads(bias, kv_heads):
+def test_with_biases_and_grouped_key_value_heads_the_layer_equals_the_reference(bias, kv_heads):
     for sharing in ("none", "headwise"):
         layer, _ = build("linear", sharing, bias=bias, num_kv_heads=kv_heads)
         assert (layer.query.bias is not None) == bias

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from linformer_kit.bench import isolated, keras_layers, layers
 from linformer_kit.bench.implementations import check, make_workload
-from linformer_kit.bench.isolated import isolated_here
+from linformer_kit.bench.isolated import run_isolated
 from linformer_kit.bench.measure import WRONG
 from linformer_kit.bench.prediction_time import LAYERS, Experiment
 from linformer_kit.cli import app
@@ -93,7 +93,7 @@ def test_a_layer_that_computes_something_else_is_not_timed(monkeypatch, backend,
     for module in (layers, keras_layers):
         monkeypatch.setattr(module, "require_output_agreement", with_a_mistake)
     monkeypatch.setattr(isolated, "make_workload", lambda point: pytest.fail("it was called"))
-    found = isolated_here(SMALL.point(layer, backend), 60.0)
+    found = run_isolated(SMALL.point(layer, backend), 60.0)
     assert found.status == WRONG
     assert f"{LAYERS[layer]}: its output without gradients differs from the float64 result by" in found.note
 
@@ -113,7 +113,7 @@ def test_a_layer_that_computes_something_else_is_not_timed(monkeypatch, backend,
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_line(arguments, said):
+def test_invalid_input_prints_one_line(arguments, said):
     result = CliRunner().invoke(app, ["benchmark", *arguments])
     assert result.exit_code == 2, result.output
     assert said in result.stderr

@@ -68,7 +68,7 @@ def test_gradients_are_those_of_finite_differences(projection, sharing):
 
 
 @given(combinations, st.integers(1, 7), st.integers(1, 9), st.integers(2, 30), st.data())
-def test_no_token_sees_a_later_one(combination, block_length, slots, length, data):
+def test_no_token_attends_to_a_later_one(combination, block_length, slots, length, data):
     layer, shared = build(*combination, block_length, slots)
     x = torch.randn(1, length, 8, requires_grad=True)
     position = data.draw(st.integers(0, length - 2))
@@ -209,7 +209,7 @@ def test_weights_sum_to_one_and_have_a_column_for_each_summary_and_token(masked)
 
 
 @pytest.mark.parametrize("block_length", [3, 50, 200])
-def test_chunks_of_queries_do_not_matter(block_length, monkeypatch):
+def test_the_size_of_query_chunks_does_not_change_the_output(block_length, monkeypatch):
     layer, _ = build(block_length=block_length, slots=2)
     x = torch.randn(2, 333, 8)
     whole = layer(x)

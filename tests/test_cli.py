@@ -33,7 +33,7 @@ def test_without_a_command_it_shows_the_help():
     assert "demo" in linformer().output
 
 
-def test_a_typo_is_answered_with_the_nearest_command():
+def test_a_typo_suggests_the_nearest_command():
     result = linformer("dmeo")
     assert result.exit_code == 2
     assert "'dmeo'" in result.output
@@ -61,7 +61,7 @@ def test_the_installed_script_runs():
     assert (done.returncode, done.stdout, done.stderr) == (0, f"linformer-kit {__version__}\n", "")
 
 
-def test_an_ascii_log(tmp_path):
+def test_unprintable_characters_are_replaced_in_an_ascii_log(tmp_path):
     code = """
 import sys
 from linformer_kit import cli, demo

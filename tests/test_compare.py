@@ -22,12 +22,13 @@ from linformer_kit.bench import isolated, machine, paper_table
 from linformer_kit.bench.compare import Comparison
 from linformer_kit.bench.encoders import saved_config
 from linformer_kit.bench.implementations import IMPLEMENTATIONS, build, check, make_workload, projects
-from linformer_kit.bench.isolated import Isolated, isolated_here, measure_isolated, rounds_here, run_worker
+from linformer_kit.bench.isolated import Isolated, measure_isolated, run_isolated, run_rounds, run_worker
 from linformer_kit.bench.measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing
 from linformer_kit.bench.point import Point
 from linformer_kit.bench.result_table import COLUMNS, FACTS, KEYS, open_table, read_points
 from linformer_kit.bench.sweep import PRESETS, Sweep, read_keys, read_sweep
 from linformer_kit.cli import app
+from linformer_kit.csv_tables import write_rows
 from linformer_kit.errors import UserError
 from linformer_kit.process_memory import is_out_of_memory
 
@@ -55,7 +56,7 @@ def test_the_memory_of_a_point_is_that_of_its_attention_weights():
     assert 2 * weights <= found.peak_bytes < 2.5 * weights
 
 
-def test_what_does_not_fit_is_recorded_as_such():
+def test_a_point_that_does_not_fit_in_memory_is_recorded():
     point = Point("encoder", "forward", "bert-eager", 65536, None, 64, hidden_size=8, num_heads=4, num_layers=1)  # 4 TB
     assert measure_isolated(point, 60.0) == Isolated(OUT_OF_MEMORY)
 
@@ -67,29 +68,29 @@ def test_an_implementation_that_fails_does_not_end_the_sweep():
     assert "RuntimeError: shape" in found.note
 
 
-def test_what_takes_too_long_is_recorded_as_such():
-    found = isolated_here(point_of("linformer-kit", "layer"), time_limit=1e-9)
+def test_a_point_over_the_time_limit_is_recorded():
+    found = run_isolated(point_of("linformer-kit", "layer"), time_limit=1e-9)
     assert found.status == OVER_TIME_LIMIT
     assert "the limit is 0 s" in found.note
 
 
 def test_a_system_that_does_not_report_memory_gives_times_only(monkeypatch):
     monkeypatch.setattr(isolated, "peak_resident", lambda: None)
-    found = isolated_here(point_of("linformer-kit", "layer"), time_limit=60.0)
+    found = run_isolated(point_of("linformer-kit", "layer"), time_limit=60.0)
     assert (found.status, found.peak_bytes) == (OK, None)
 
 
-def test_a_process_that_hangs_is_ended():
+def test_a_hanging_worker_is_stopped():
     assert run_worker({}, {}, seconds=0.01) == {"status": OVER_TIME_LIMIT}
 
 
-def test_a_process_that_dies_is_recorded_with_its_last_words():
+def test_a_crashed_worker_is_recorded_with_its_last_line_of_stderr():
     found = run_worker({}, {}, module="linformer_kit.no_such_module")
     assert found["status"] == FAILED
     assert "No module named" in found["note"]
 
 
-def test_rounds_that_die_are_recorded_for_all_points(monkeypatch):
+def test_crashed_rounds_are_recorded_for_all_points(monkeypatch):
     monkeypatch.setattr(isolated, "run_worker", lambda *_: {"status": FAILED, "note": "Bus error"})
     points = [point_of("linformer-kit", "layer"), point_of("full-attention", "layer")]
     assert isolated.measure_rounds(points, 1.0, 3, hold=True) == dict.fromkeys(points, Timing(FAILED, note="Bus error"))
@@ -105,7 +106,7 @@ def test_a_point_that_does_not_fit_next_to_the_others_is_recorded(monkeypatch):
 
     monkeypatch.setattr(isolated, "make_workload", too_large)
     points = [point_of("linformer-kit", "layer"), point_of("full-attention", "layer")]
-    first, second = rounds_here(points, 0.1, 1, hold=False)
+    first, second = run_rounds(points, 0.1, 1, hold=False)
     assert (first.status, first.rounds, second) == (OK, 1, Timing(OUT_OF_MEMORY))
 
 
@@ -128,7 +129,7 @@ def test_each_backend_of_keras_has_its_environment():
 # what is swept
 
 
-def test_every_point_that_makes_sense_is_there_once():
+def test_every_valid_point_is_listed_once():
     sweep = read_sweep(
         {
             "lengths": [64, 512, 64],
@@ -173,9 +174,24 @@ def test_the_sweeps_of_the_benchmarks_can_be_read_and_name_their_table(path):
 
 
 def test_a_former_name_is_accepted_with_a_warning():
-    with pytest.warns(FutureWarning, match="linformer-kit-none is now called full-attention"):
+    with pytest.warns(FutureWarning, match="the implementation linformer-kit-none is now called full-attention"):
         sweep = read_sweep({"implementations": ["linformer-kit", "linformer-kit-none"]})
     assert sweep.implementations == ["linformer-kit", "full-attention"]
+    target = {"name": "time", "of": {"implementation": "linformer-kit"}, "at": {"step": ["reading", "decoding"]}}
+    keys = {"subjects": ["causal-lm"], "implementations": ["linformer-kit"], "targets": [target]}
+    with pytest.warns(FutureWarning, match="the step reading is now called prefill"):
+        sweep = read_sweep({**keys, "steps": ["reading"]})
+    assert (sweep.steps, sweep.targets[0].at) == (["prefill"], {"step": ["prefill", "decoding"]})
+
+
+def test_a_table_with_former_names_is_read_with_the_new_ones(tmp_path):
+    row = dict.fromkeys(COLUMNS, "") | {"step": "reading", "implementation": "linformer-kit-none", "length": "64"}
+    write_rows(tmp_path / "points.csv", [row, {**row, "step": "preparation", "phase": "reading"}])
+    found = [(row["implementation"], row["step"], row["phase"]) for row in read_points(tmp_path / "points.csv", True)]
+    assert found == [("full-attention", "prefill", ""), ("full-attention", "preparation", "reading")]
+    table = open_table(tmp_path / "points.csv")
+    assert table.get(implementation="full-attention", step="prefill", length=64)
+    assert next(table.rows(step="preparation"))["phase"] == "reading"
 
 
 def test_blocks_and_slots_of_causal_subjects():
@@ -192,7 +208,7 @@ def test_batches_are_fixed_or_hold_the_same_number_of_tokens():
     assert batches == [[8, 1], [3, 3]]
 
 
-def test_all_lengths_share_the_rounds_if_wanted():
+def test_interleaved_lengths_share_their_rounds():
     (group,) = read_sweep({"lengths": [64, 32], "projected_lengths": [8], "interleave_lengths": True}).groups()
     assert {point.length for point in group} == {32, 64}
 
@@ -208,7 +224,7 @@ def test_all_lengths_share_the_rounds_if_wanted():
             ["--projected-lengths", "256", "--lengths", "64,128"],
             "projected_lengths has 256, but no length is larger than 128",
         ),
-        (["--lengths", "many"], "'many' is not a list of whole numbers, such as 512,1024"),
+        (["--lengths", "many"], "'many' is not a list of integers, such as 512,1024"),
         (["--lengths", ","], "lengths is empty"),
         (["--lengths", "0"], "lengths[0] is 0; it must be at least 1"),
         (
@@ -227,7 +243,7 @@ def test_all_lengths_share_the_rounds_if_wanted():
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path):
+def test_invalid_input_prints_one_line_and_writes_nothing(arguments, said, tmp_path):
     result = linformer(*arguments, "--output", tmp_path / "out.csv")
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: ")
@@ -242,7 +258,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path)
         ("lenghts: [64]", "there is no key lenghts; did you mean 'lengths'? allowed: lengths, projected_lengths"),
         ("hidden_size: 30\nnum_heads: 4", "hidden_size is 30, which is not divisible by num_heads, which is 4"),
         ("sharing: kv\nimplementations: [linformer]", "sharing is kv, but linformer supports headwise only"),
-        ("interleave_lengths: true\ntokens: 0", "with interleave_lengths give batch or tokens"),
+        ("interleave_lengths: true\ntokens: 0", "with interleave_lengths, set batch or tokens"),
         (
             "subjects: [trainer]\nsteps: [training]\nimplementations: [linformer-kit]\ndevice: cpu:0",
             "device is cpu:0, but the subject trainer is measured on the CPU; use cpu",
@@ -254,11 +270,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(arguments, said, tmp_path)
         ("targets: [{name: x, of: {size: 1}}]", "the target 'x' has the key size; allowed: subject, step"),
         ("targets: [{name: x, of: {}, quantity: speed}]", "the target 'x' has the quantity speed; allowed: seconds"),
         ("implementations: [[linformer]]", "implementations[0] is "),
-        ("just words", "holds no keys; it may have lengths, "),
+        ("just words", "has no keys; it may have lengths, "),
         ("lengths: [64\n", "is not YAML"),
     ],
 )
-def test_a_bad_sweep_is_one_line(text, said, tmp_path):
+def test_an_invalid_sweep_prints_one_line(text, said, tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text(text)
     result = linformer(path, "--output", tmp_path / "out.csv")
@@ -318,7 +334,7 @@ def test_a_model_next_to_full_attention_is_the_default(save):
     assert (sweep.hidden_size, sweep.num_heads, sweep.num_layers) == (32, 4, 2)
 
 
-def test_numbers_of_another_model_are_not_added_to(save, tmp_path):
+def test_a_table_of_another_model_is_not_extended(save, tmp_path):
     for activation in ("gelu", "relu"):
         sweep = read_sweep({"model": save(projected_length=16, hidden_act=activation), "lengths": [128]})
         comparison = Comparison(sweep, open_table(tmp_path / "points.csv"), Console(quiet=True))
@@ -332,8 +348,8 @@ def test_numbers_of_another_model_are_not_added_to(save, tmp_path):
 @pytest.mark.parametrize(
     ("options", "arguments", "said"),
     [
-        ({"projection": "none"}, [], "which has full attention; give an encoder with a projection"),
-        ({"is_decoder": True}, [], "which is a decoder or an encoder-decoder; give an encoder"),
+        ({"projection": "none"}, [], "which has full attention; pass an encoder with a projection"),
+        ({"is_decoder": True}, [], "which is a decoder or an encoder-decoder; pass an encoder"),
         ({}, ["--subjects", "layer"], "subjects is ['layer'], but the encoder in"),
         ({}, ["--projected-lengths", "8"], "projected_lengths is [8], but the encoder in"),
         ({}, ["--implementations", "bert"], "implementations has bert, which cannot have the configuration of"),
@@ -348,7 +364,7 @@ def test_a_model_that_cannot_be_compared_is_rejected_in_one_line(save, tmp_path,
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "has no configuration of a Linformer (config.json); give the directory of a finished run or"),
+        (None, "has no configuration of a Linformer (config.json); pass the directory of a finished run or"),
         ('{"model_type": "bert"}', "has no configuration of a Linformer (config.json)"),
         ("{", "config.json is damaged: not a JSON object"),
     ],
@@ -404,7 +420,7 @@ def comparison_of(tmp_path, **keys):
 
 
 @pytest.mark.parametrize("fact", ["cpu", "torch", "code"])
-def test_numbers_from_elsewhere_are_not_added_to(fact, tmp_path):
+def test_a_table_of_another_machine_or_version_is_not_extended(fact, tmp_path):
     comparison = comparison_of(tmp_path)
     comparison.table.put([comparison.row(point_of("linformer", "encoder"))])
     comparison.require_same_facts()
@@ -452,7 +468,7 @@ def test_each_phase_of_a_call_has_its_own_row(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("keys", [{"tokens": 0}, {"hidden_size": 64}, {"sharing": "kv"}], ids=str)
-def test_numbers_of_other_settings_are_not_added_to(keys, tmp_path):
+def test_a_table_with_other_settings_is_not_extended(keys, tmp_path):
     comparison = comparison_of(tmp_path)
     comparison.table.put([comparison.row(point_of("bert", "encoder"))])
     with pytest.raises(UserError, match=f"was measured with {next(iter(keys))}="):
@@ -467,31 +483,31 @@ def test_an_implementation_of_another_version_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("status", [OUT_OF_MEMORY, OVER_TIME_LIMIT])
-def test_what_was_too_much_is_not_tried_with_more(status, tmp_path):
+def test_longer_inputs_are_skipped_after_one_that_did_not_fit(status, tmp_path):
     comparison = comparison_of(tmp_path)
     point = replace(point_of("bert", "encoder", length=128), batch=4)
     comparison.table.put([comparison.row(point, memory_status=status, time_limit=comparison.sweep.time_limit)])
     refused = Isolated(status, note="same result at N=128; not tried")
-    assert comparison.refusal(replace(point, length=256)) == refused
-    assert comparison.refusal(replace(point, length=256, batch=2)) == refused  # as many tokens, in longer examples
-    assert comparison.refusal(replace(point, length=256, batch=1)) is None  # fewer tokens
-    assert comparison.refusal(replace(point, length=64, batch=64)) is None  # shorter examples
-    assert comparison.refusal(replace(point, length=256, implementation="fnet")) is None
-    assert comparison.refusal(point) is None
+    assert comparison.skip_reason(replace(point, length=256)) == refused
+    assert comparison.skip_reason(replace(point, length=256, batch=2)) == refused  # as many tokens, in longer examples
+    assert comparison.skip_reason(replace(point, length=256, batch=1)) is None  # fewer tokens
+    assert comparison.skip_reason(replace(point, length=64, batch=64)) is None  # shorter examples
+    assert comparison.skip_reason(replace(point, length=256, implementation="fnet")) is None
+    assert comparison.skip_reason(point) is None
     longer = comparison_of(tmp_path, time_limit=2 * comparison.sweep.time_limit)
-    assert longer.refusal(replace(point, length=256)) == (refused if status == OUT_OF_MEMORY else None)
+    assert longer.skip_reason(replace(point, length=256)) == (refused if status == OUT_OF_MEMORY else None)
 
 
-def test_what_failed_at_one_length_may_work_at_another(tmp_path):
+def test_a_point_that_failed_at_one_length_is_tried_at_others(tmp_path):
     comparison = comparison_of(tmp_path)
     point = point_of("nystromformer", "encoder", length=100)
     comparison.table.put([comparison.row(point, memory_status=FAILED)])
-    assert comparison.refusal(replace(point, length=128)) is None
+    assert comparison.skip_reason(replace(point, length=128)) is None
     comparison.table.put([comparison.row(point, memory_status=WRONG)])
-    assert comparison.refusal(replace(point, length=128)) == Isolated(WRONG, note="same result at N=100; not tried")
+    assert comparison.skip_reason(replace(point, length=128)) == Isolated(WRONG, note="same result at N=100; not tried")
 
 
-def test_a_new_command_tries_failures_again_and_a_higher_limit_slow_calls(tmp_path):
+def test_failures_are_retried_and_slow_calls_with_a_higher_time_limit(tmp_path):
     comparison = comparison_of(tmp_path, time_limit=5.0)
     ((point, _),) = comparison.sweep.groups()
     for status, again, longer in (
@@ -506,7 +522,7 @@ def test_a_new_command_tries_failures_again_and_a_higher_limit_slow_calls(tmp_pa
 
 
 def timed_here(points, *options):
-    return dict(zip(points, rounds_here(points, *options), strict=True))
+    return dict(zip(points, run_rounds(points, *options), strict=True))
 
 
 def test_a_new_point_is_timed_together_with_all_earlier_ones(tmp_path, monkeypatch):
@@ -536,7 +552,7 @@ def test_a_new_point_is_timed_together_with_all_earlier_ones(tmp_path, monkeypat
     assert all(row["status"] == OK and row["seconds_median"] for row in rows)
 
 
-def test_a_point_that_fits_alone_but_not_next_to_the_others_gets_another_chance(tmp_path, monkeypatch):
+def test_a_point_that_fits_alone_but_not_next_to_the_others_is_retried(tmp_path, monkeypatch):
     monkeypatch.setattr(compare_module, "measure_rounds", timed_here)
     comparison = comparison_of(tmp_path, implementations=["bert"])
     ((point,),) = comparison.sweep.groups()
@@ -548,21 +564,21 @@ def test_a_point_that_fits_alone_but_not_next_to_the_others_gets_another_chance(
 
 
 def test_the_largest_batch_is_that_of_the_most_demanding_point_and_is_kept(tmp_path, monkeypatch):
-    asked = []
+    requested = []
 
     def measured(point, limit):
-        asked.append((point.implementation, point.projected_length))
+        requested.append((point.implementation, point.projected_length))
         return Isolated(OK, seconds=0.5 if point.implementation == "bert" else 0.25, peak_bytes=1)
 
     monkeypatch.setattr(compare_module, "measure_isolated", measured)
     comparison = comparison_of(tmp_path, tokens=0, projected_lengths=[8, 16], time_limit=20.0)
     (points,) = comparison.sweep.groups()
     found = comparison.in_largest_batches(points)
-    assert asked == [("linformer-kit", 16), ("bert", None)]
+    assert requested == [("linformer-kit", 16), ("bert", None)]
     # 32 examples of 128 tokens took half a second, and a tenth of the limit is two
     assert {point.batch for point in found} == {4 * 32}
     assert comparison_of(tmp_path, tokens=0).in_largest_batches(points) == found
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 @pytest.mark.parametrize(
@@ -686,5 +702,5 @@ def test_the_table_of_the_paper_is_complete():
 
 
 def test_a_missing_sweep_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"there is no file .*missing\.yaml; give a YAML file"):
+    with pytest.raises(UserError, match=r"there is no file .*missing\.yaml; pass a YAML file"):
         read_keys(tmp_path / "missing.yaml")

@@ -198,7 +198,7 @@ def test_a_window_must_be_typical_of_its_kind(kind, window, shows):
 # files and their packages
 
 
-def test_a_distribution_owns_all_its_folders(tmp_path):
+def test_a_distribution_owns_all_its_directories(tmp_path):
     records = {
         "Torch-2.0.dist-info": ["torch/__init__.py", "torchgen/gen.py", "six.py", "../../bin/torchrun"],
         "protobuf-1.dist-info": ["google/protobuf/a.py"],
@@ -333,7 +333,7 @@ def test_an_example_is_a_piece_of_its_file_and_has_no_absolute_path(site):
 def test_a_window_fits_the_model_whatever_its_bytes(tmp_path):
     content = random.Random(0).randbytes(3 * WINDOW)
     (tmp_path / "file").write_bytes(content)
-    example = files.cut("compressed", Source(str(tmp_path / "file"), "a", "a/file"), start=100)
+    example = files.read_window("compressed", Source(str(tmp_path / "file"), "a", "a/file"), start=100)
     assert content[100:].startswith(example.text.encode("latin-1"))
     assert WINDOW - 1 <= len(example.text.encode()) <= WINDOW  # in tokens, a start and an end aside
 
@@ -475,7 +475,7 @@ def test_the_confusion_matrix_has_true_classes_in_rows():
     assert right.texts[0].get_text() == "at 64 bytes, full attention\ntakes 2.50× as long"
 
 
-def test_nothing_else_is_left(tiny):
+def test_the_demo_leaves_no_other_files(tiny):
     _, folder, _ = tiny
     files_of_demo = {demo.PICTURE, demo.NUMBERS, demo.COSTS, demo.RUN, demo.CACHE}
     assert {path.name for path in folder.iterdir()} == files_of_demo
@@ -491,7 +491,7 @@ def test_the_printed_numbers_are_those_measured(tiny):
     assert "\x1b" not in printed
 
 
-def test_the_command_it_shows_runs(tiny):
+def test_the_printed_command_runs(tiny):
     import shlex
 
     result, _, printed = tiny
@@ -503,7 +503,7 @@ def test_the_command_it_shows_runs(tiny):
     assert again.stdout.split("\t")[0] in result.kinds
 
 
-def test_a_second_run_trains_no_more_and_replaces_the_files(tiny, site, monkeypatch):
+def test_a_second_run_does_not_train_again_and_replaces_the_files(tiny, site, monkeypatch):
     result, folder, _ = tiny
     for name in (demo.PICTURE, demo.NUMBERS):
         (folder / name).write_text("old")

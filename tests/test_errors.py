@@ -58,7 +58,7 @@ def raises(*parts, error=ValueError):
     ],
     ids=str,
 )
-def test_options_of_all_layers(build, options, parts):
+def test_invalid_options_of_all_layers_raise(build, options, parts):
     with raises(*parts):
         build(**options)
 
@@ -76,7 +76,7 @@ def test_options_of_all_layers(build, options, parts):
     ],
     ids=str,
 )
-def test_options_of_projected_layers(build, options, parts):
+def test_invalid_options_of_projected_layers_raise(build, options, parts):
     with raises(*parts):
         build(**options)
 
@@ -86,7 +86,7 @@ def test_options_of_projected_layers(build, options, parts):
     [({"block_length": 0}, ["block_length is 0", "at least 1"]), ({"slots": 0}, ["slots is 0", "at least 1"])],
     ids=str,
 )
-def test_options_of_the_causal_layer(options, parts):
+def test_invalid_options_of_the_causal_layer_raise(options, parts):
     with raises(*parts):
         causal(**options)
 
@@ -112,17 +112,17 @@ def test_options_of_the_causal_layer(options, parts):
     ],
     ids=str,
 )
-def test_options_of_the_encoder(options, parts):
+def test_invalid_options_of_the_encoder_raise(options, parts):
     with raises(*parts):
         encoder(**options)
 
 
-def test_integers_are_no_features_under_autocast_either():
+def test_integer_features_raise_under_autocast_too():
     with torch.autocast("cpu", dtype=torch.bfloat16), raises("torch.int64", "torch.float32"):
         attention()(X.long())
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     layer = LinformerAttention(np.int32(512), np.int64(8), max_length=np.int32(65536), projected_length=np.int32(32))
     assert type(layer.num_heads) is type(layer.embed_dim) is int
     assert layer.plan(np.int32(65536)) == layer.plan(65536)
@@ -140,7 +140,7 @@ def test_numbers_of_numpy_are_numbers():
         ]
 
 
-def test_queries_of_another_batch_than_the_context():
+def test_queries_of_another_batch_than_the_context_raise():
     layer = attention()
     with raises("x has 1 examples", "the context has 2"):
         layer.attend(X[:1], layer.project(X))
@@ -180,7 +180,7 @@ def test_checked_options_keep_their_signature():
     ],
     ids=["rank-2", "rank-4", "width", "empty", "float16", "float64", "integers", "device", "list"],
 )
-def test_tokens(build, x, error, parts):
+def test_invalid_inputs_raise(build, x, error, parts):
     with raises(*parts, error=error):
         build()(x)
 
@@ -195,7 +195,7 @@ def test_autocast_does_not_convert_float64(build):
 
 @pytest.mark.parametrize("rows", [1, 6], ids=["folded", "per-head"])
 @pytest.mark.parametrize("project_in_autocast", [True, False])
-def test_attending_under_another_autocast_than_projecting(rows, project_in_autocast):
+def test_attending_under_another_autocast_than_projecting_raises(rows, project_in_autocast):
     layer = attention(projected_length=rows)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=project_in_autocast):
         context = layer.project(X)
@@ -221,7 +221,7 @@ def test_attending_under_another_autocast_than_projecting(rows, project_in_autoc
     ],
     ids=["length", "rank-3", "rank-1", "floats", "twos", "negative", "device", "list"],
 )
-def test_masks(build, mask, error, parts):
+def test_invalid_masks_raise(build, mask, error, parts):
     with raises(*parts, error=error):
         build()(X, mask=mask)
 
@@ -243,13 +243,13 @@ def test_a_mask_of_the_queries_is_not_a_mask_of_the_context():
     ],
     ids=["batch", "rank", "width", "length", "dtype", "device"],
 )
-def test_contexts(context, parts):
+def test_invalid_contexts_raise(context, parts):
     with raises(*parts):
         attention()(X, context)
 
 
 @pytest.mark.parametrize("projection", ["linear", "random"])
-def test_inputs_longer_than_max_length(projection):
+def test_inputs_longer_than_max_length_raise(projection):
     for build in (attention, encoder):
         with raises("7 tokens", "max_length is 6", "truncate"):
             build(projection=projection)(torch.zeros(2, 7, 8))
@@ -295,33 +295,33 @@ def test_the_shared_projection_must_be_made_for_the_layer(build, length, rows, w
         layer(X, projection=make_projection(**options).to("meta"))
 
 
-def test_the_cache_of_another_batch():
+def test_the_cache_of_another_batch_raises():
     layer = causal()
     _, cache = layer.step(X)
     with raises("x has 1 examples", "the cache has 2"):
         layer.step(X[:1], cache)
 
 
-def test_the_cache_of_another_dtype():
+def test_the_cache_of_another_dtype_raises():
     _, cache = causal().double().step(X.double())
     with raises("torch.float64 on cpu", "torch.float32 on cpu", "the same device, dtype"):
         causal().step(X, cache)
 
 
 @pytest.mark.parametrize("other", [{"block_length": 2}, {"slots": 1}, {"head_dim": 3}, {"num_kv_heads": 1}], ids=str)
-def test_the_cache_of_another_layer(other):
+def test_the_cache_of_another_layer_raises(other):
     (name, size), *_ = other.items()
     _, cache = causal().step(X)
     with raises("made by a layer with", f"{name}=", f"{name}={size}", "its own cache"):
         causal(**other).step(X, cache)
 
 
-def test_something_that_is_no_cache():
+def test_an_invalid_cache_raises():
     with raises("cache is a dict", "CausalCache", error=TypeError):
         causal().step(X, {})
 
 
-def test_plans_of_impossible_lengths():
+def test_plans_of_impossible_lengths_raise():
     with raises("length is 0"):
         attention().plan(0)
     with raises("batch is -1"):

@@ -52,11 +52,11 @@ def test_a_directory_is_replaced_only_if_the_block_succeeds(tmp_path, error):
 
 
 def test_the_last_step_runs_before_the_directory_appears(tmp_path):
-    def seal(unfinished):
+    def write_manifest(unfinished):
         assert not (tmp_path / "folder").exists()
         (unfinished / "manifest").write_text(",".join(names(unfinished)))
 
-    with atomic_directory(tmp_path / "folder", before_rename=seal) as unfinished:
+    with atomic_directory(tmp_path / "folder", before_rename=write_manifest) as unfinished:
         (unfinished / "a").touch()
     assert (tmp_path / "folder" / "manifest").read_text() == "a"
 

@@ -54,7 +54,7 @@ def test_signals_reach_a_fork_and_it_can_be_waited_for(tmp_path):
         assert process.wait(10) == -signal.SIGTERM
 
 
-def test_other_settings_of_libraries_need_a_process():
+def test_other_library_settings_start_a_new_process():
     command = [sys.executable, "-m", "linformer_kit.cli"]
     assert fork_server.server_for(command, environment(RANK="1")) is not None
     assert fork_server.server_for(command, environment(OMP_NUM_THREADS="2")) is None

@@ -78,7 +78,7 @@ def test_logits_from_the_cache_are_those_of_the_whole(variant):
 
 
 @every_variant
-def test_no_token_of_a_decoder_sees_a_later_one(variant):
+def test_no_token_of_a_decoder_attends_to_a_later_one(variant):
     for model_class in GENERATORS:
         model = build(model_class, **VARIANTS[variant])
         words = torch.randn(1, 21, 16, requires_grad=True)
@@ -119,7 +119,7 @@ def test_a_source_is_projected_once_to_the_same_number_of_rows_whatever_its_leng
         assert layer.source.keys_BGKD.shape == (2, 2, 5, 8)
 
 
-def test_generation_goes_on_from_a_cache_that_was_kept():
+def test_generation_resumes_from_a_cache():
     model = build(LinformerForCausalLM, max_position_embeddings=64)
     prompt = ids(2, 10)
     first = generate(model, prompt, do_sample=False, return_dict_in_generate=True)
@@ -128,7 +128,7 @@ def test_generation_goes_on_from_a_cache_that_was_kept():
     assert torch.equal(again, generate(model, question, do_sample=False))
 
 
-def test_a_prompt_can_be_read_in_pieces():
+def test_a_prompt_can_be_prefilled_in_chunks():
     model = build(LinformerForCausalLM, max_position_embeddings=64)
     padded, mask = left_padded([ids(1, 20), ids(1, 6)])  # the first pieces of the second are padding
     options = {"attention_mask": mask, "do_sample": False}
@@ -207,7 +207,7 @@ def test_generation_stops_at_the_end_and_pads():
             assert not row[places[0, 0] + 1 :].any()
 
 
-def test_logits_of_the_last_tokens_only():
+def test_logits_to_keep_computes_the_last_tokens_only():
     model, input_ids = build(LinformerForCausalLM), ids()
     logits = model(input_ids).logits
     assert_close(model(input_ids, logits_to_keep=3).logits, logits[:, -3:])

@@ -358,7 +358,7 @@ def test_the_models_of_the_trainer_differ_in_their_attention_only(loops):
 
 
 @pytest.mark.parametrize("phase", ["forward", "overhead"])
-def test_time_counts_where_it_is_spent(monkeypatch, loops, phase):
+def test_time_is_attributed_to_the_phase_that_spends_it(monkeypatch, loops, phase):
     import time
 
     loop = loops["linformer-kit"]

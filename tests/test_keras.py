@@ -44,7 +44,7 @@ def test_every_file_runs_on_every_backend():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "names"), GROUPS, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_on(backend, names):
+def test_backend(backend, names):
     paths = [DIRECTORY / f"{name}.py" for name in names]
     options = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist")
     tests = run(backend, "-m", "pytest", *options, *paths, check=False)

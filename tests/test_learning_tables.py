@@ -294,7 +294,7 @@ def test_the_error_of_a_failed_run_is_reported(tmp_path, small, load, call, caps
     (tmp_path / "data" / "numbers" / "test.txt.gz").unlink()
     with pytest.raises(typer.Exit):
         call()
-    assert "the data of the run have no test split" in capsys.readouterr().err
+    assert "the data of the run has no test split" in capsys.readouterr().err
 
 
 def test_sentences_are_joined_split_by_split(tmp_path):

@@ -109,7 +109,7 @@ def test_values_by_hand(text, value):
     assert value_by_python(text) == value
 
 
-def test_values_are_those_of_two_other_readings(some):
+def test_values_equal_those_of_two_other_evaluators(some):
     for text, value in some[:1000]:
         assert type(value) is int
         assert value == evaluate(text) == value_by_python(text)
@@ -150,7 +150,7 @@ def test_an_expression_may_be_deeper_than_the_stack_of_python():
         ("[MIN 1 2]", r"symbol 3 is '2\]'.* separated by spaces"),
     ],
 )
-def test_what_is_no_expression_is_refused(text, message):
+def test_invalid_expressions_are_rejected(text, message):
     with pytest.raises(ValueError, match=message):
         evaluate(text)
 
@@ -234,26 +234,26 @@ def test_roots_have_as_many_arguments_as_the_rules_say(some):
     assert chi_square([observed[arguments] for arguments in range(2, 11)], expected) < ONCE_IN_A_MILLION[8]
 
 
-def test_no_example_comes_twice():
+def test_examples_are_unique():
     # there are only 10 digits and 4 × 100 operations on two of them: most are drawn again and again
     texts = [text for text, _ in islice(examples(0, 0, 5), 410)]
     assert len(set(texts)) == 410
 
 
-def test_a_seed_gives_the_same_examples_and_another_one_others(some):
+def test_examples_depend_on_the_seed_alone(some):
     assert list(islice(examples(seed=1), 50)) == some[:50]
     assert not {text for text, _ in islice(examples(seed=2), 50)} & {text for text, _ in some}
 
 
 def test_the_benchmark_stays_the_same():
-    """Published numbers use these data; a change must be deliberate."""
+    """Published numbers use this data; a change must be deliberate."""
     lines = "".join(f"{text} {value}\n" for text, value in islice(examples(), 100))
     assert (
         hashlib.sha256(lines.encode()).hexdigest() == "e8b150d1a75e223f7c8a77a2d24142cf38f707404535de902201c8d945638da5"
     )
 
 
-def test_when_there_are_no_more_examples_it_says_so(monkeypatch):
+def test_running_out_of_examples_raises(monkeypatch):
     monkeypatch.setattr(listops, "PATIENCE", 2000)
     with pytest.raises(RuntimeError, match=r"after 10 expressions longer than 0 and shorter than 2.*request fewer"):
         list(islice(examples(0, 0, 2), 11))
@@ -263,7 +263,7 @@ def test_when_there_are_no_more_examples_it_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(500, 501), (500, 500), (2000, 500), (-1, 10)])
-def test_limits_that_leave_nothing_are_refused_at_once(shortest, longest):
+def test_impossible_limits_are_rejected_at_once(shortest, longest):
     with pytest.raises(ValueError, match=f"shortest={shortest} and less than longest={longest}"):
         examples(0, shortest, longest)
 

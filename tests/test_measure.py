@@ -35,7 +35,7 @@ def test_an_exponent_needs_two_points():
 
 @can_reset_peak
 @pytest.mark.parametrize("mib", [50, 200])
-def test_peak_memory_sees_a_known_allocation(mib):
+def test_peak_memory_includes_a_known_allocation(mib):
     def call():
         torch.ones(mib * 2**18)  # freed before the call returns: the peak counts, not what is left
 
@@ -120,7 +120,7 @@ def test_a_call_may_run_out_of_memory_in_a_later_round():
     assert (timings["small"].status, timings["small"].rounds) == (OK, 5)
 
 
-def test_other_errors_are_not_taken_for_lack_of_memory():
+def test_other_errors_are_not_recorded_as_out_of_memory():
     def broken():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -128,7 +128,7 @@ def test_other_errors_are_not_taken_for_lack_of_memory():
         time_interleaved({"broken": broken})
 
 
-def test_a_table_comes_back_from_its_file(tmp_path):
+def test_a_table_is_read_as_it_was_written(tmp_path):
     table = Table(tmp_path / "t.csv", ("name", "length"), ("seconds", "note"))
     table.put([{"name": "a", "length": 512, "seconds": 0.25}, {"name": "b", "length": 512}])
     table.put([{"name": "a", "length": 512, "note": "x, y"}])

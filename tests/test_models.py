@@ -70,7 +70,7 @@ every_combination = pytest.mark.parametrize(
 
 
 @every_combination
-def test_every_model_answers_and_every_parameter_learns(model_class, variant):
+def test_every_parameter_of_every_model_gets_a_gradient(model_class, variant):
     model = build(model_class, **VARIANTS[variant])
     input_ids = ids()
     loss_of(
@@ -260,7 +260,7 @@ def test_ignored_labels_have_no_gradient(model_class):
 
 
 @every_model
-def test_embedded_words_are_as_good_as_ids(model_class):
+def test_inputs_embeds_give_the_outputs_of_input_ids(model_class):
     model, input_ids = build(model_class), ids()
     words = model.get_input_embeddings()(input_ids)
     decoder = {"decoder_input_ids": ids()} if model_class is LinformerForConditionalGeneration else {}
@@ -268,7 +268,7 @@ def test_embedded_words_are_as_good_as_ids(model_class):
 
 
 @every_model
-def test_hidden_states_and_attentions(model_class):
+def test_hidden_states_and_attentions_have_their_shapes(model_class):
     model = build(model_class)
     inputs = labels_for(model, ids()) if model_class is LinformerForConditionalGeneration else {}
     for implementation in ("sdpa", "eager"):
@@ -302,7 +302,7 @@ def test_return_dict_false_gives_a_tuple(model_class):
 
 @every_model
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_loaded_in_another_dtype(model_class, dtype, tmp_path):
+def test_a_model_can_be_loaded_in_another_dtype(model_class, dtype, tmp_path):
     model, input_ids = build(model_class, spread=0.05), ids()
     mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])
     model.save_pretrained(tmp_path)
@@ -538,7 +538,7 @@ def test_new_positions_repeat_the_old_ones_from_the_first():
 
 
 def test_a_checkpoint_can_contain_the_code(tmp_path):
-    """Loaded where the package is not installed, from nothing but the folder."""
+    """Loaded where the package is not installed, from nothing but the directory."""
     script = """
         import sys
         sys.modules["linformer_kit"] = None  # as if it were not installed
@@ -616,7 +616,7 @@ def test_a_configuration_survives_its_file_and_keeps_what_others_stored(tmp_path
         AutoConfig.from_pretrained(tmp_path)
 
 
-def test_classification_takes_one_class_several_or_a_number():
+def test_classification_supports_one_class_several_classes_and_regression():
     model, input_ids = build(LinformerForSequenceClassification), ids()
     logits = run(model, input_ids)
     one = torch.tensor([2, 0])
@@ -688,7 +688,7 @@ def test_the_local_convolution_equals_the_sum_over_neighbors():
     assert (both.encoder.layers[0].local is None, both.decoder.layers[0].local is None) == (False, True)
 
 
-def test_a_masked_lm_computes_the_logits_that_are_wanted():
+def test_a_masked_lm_computes_only_the_requested_logits():
     model, input_ids = build(LinformerForMaskedLM), ids()
     kept = torch.rand(input_ids.shape) < 0.3
     labels = input_ids.masked_fill(~kept, -100)
@@ -705,7 +705,7 @@ def test_labels_need_not_be_contiguous():
     assert LinformerForTokenClassification(config())(input_ids, labels=input_ids % 3).loss.isfinite()
 
 
-def test_float_masks_of_zeros_and_ones_are_taken():
+def test_float_masks_of_zeros_and_ones_are_accepted():
     model, input_ids = build(LinformerModel), ids()
     mask = torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])
     assert torch.equal(run(model, input_ids, attention_mask=mask.float()), run(model, input_ids, attention_mask=mask))
@@ -743,7 +743,7 @@ class Packed(torch.nn.Linear):
 
 
 @every_variant
-def test_weights_of_another_kind_are_left_to_their_layers(variant):
+def test_replaced_linear_layers_are_called_and_not_bypassed(variant):
     for model_class in (LinformerModel, LinformerForCausalLM):
         model = build(model_class, **VARIANTS[variant])
         packed = copy.deepcopy(model)
@@ -758,7 +758,7 @@ def test_weights_of_another_kind_are_left_to_their_layers(variant):
 
 @every_model
 @pytest.mark.parametrize("variant", ["default", "layerwise", "dynamic", "per head"])
-def test_offloaded_weights_come_when_they_are_needed(model_class, variant):
+def test_offloaded_weights_are_loaded_when_they_are_used(model_class, variant):
     model = build(model_class, **VARIANTS[variant])
     batches = (ids(), ids(30))
     with torch.no_grad():
@@ -774,13 +774,13 @@ def test_offloaded_weights_come_when_they_are_needed(model_class, variant):
     heads=st.sampled_from([1, 2, 4]),
     layers=st.integers(1, 3),
 )
-def test_any_sizes_fit_together(length, projected_length, heads, layers):
+def test_any_combination_of_sizes_works(length, projected_length, heads, layers):
     changes = {"projected_length": projected_length, "num_attention_heads": heads, "num_hidden_layers": layers}
     model = LinformerForTokenClassification(config(**changes))
     assert run(model, ids(2, length)).shape == (2, length, 3)
 
 
-def test_the_configuration_passed_in_stays_as_it_was():
+def test_the_configuration_passed_in_is_not_modified():
     passed = config()
     before = passed.to_dict()
     for model_class in MODELS:

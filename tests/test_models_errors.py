@@ -42,11 +42,11 @@ def call(model, input_ids, **kwargs):
             lambda x: x.repeat(1, 2),
             r"input has 42 tokens but max_position_embeddings is 32; .*resize_position_embeddings\(42\)",
         ),
-        (lambda x: x.float(), r"input_ids is torch.float32; it must hold integers"),
+        (lambda x: x.float(), r"input_ids is torch.float32; it must contain integers"),
         (lambda x: x.tolist(), r"input_ids is a list; it must be a tensor"),
     ],
 )
-def test_wrong_ids(model_class, wrong, message):
+def test_wrong_ids_raise(model_class, wrong, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call(build(model_class), wrong(ids()))
 
@@ -63,7 +63,7 @@ def test_wrong_ids(model_class, wrong, message):
         (torch.full((2, 21), 0.5), r"attention_mask is torch.float32; it must be boolean, or integers 0 and 1"),
     ],
 )
-def test_wrong_masks(model_class, mask, message):
+def test_wrong_masks_raise(model_class, mask, message):
     with pytest.raises(ValueError, match=message):
         call(build(model_class), ids(), attention_mask=mask)
 
@@ -78,7 +78,7 @@ def test_wrong_masks(model_class, mask, message):
         ),
         (LinformerForMaskedLM, torch.full((2, LENGTH), -1), r"labels has -1; only 0 … 49"),
         (LinformerForMaskedLM, ids(2, 5), r"labels has shape \(2, 5\); it must be \(2, 21\)"),
-        (LinformerForMaskedLM, torch.rand(2, LENGTH), r"labels is torch.float32; it must hold integers"),
+        (LinformerForMaskedLM, torch.rand(2, LENGTH), r"labels is torch.float32; it must contain integers"),
         (LinformerForCausalLM, torch.full((2, LENGTH), VOCABULARY), r"labels has 50"),
         (LinformerForTokenClassification, torch.full((2, LENGTH), 3), r"labels has 3; only 0 … 2"),
         (LinformerForSequenceClassification, torch.tensor([0, 3]), r"labels has 3; only 0 … 2"),
@@ -96,12 +96,12 @@ def test_wrong_masks(model_class, mask, message):
         ),
     ],
 )
-def test_wrong_labels(model_class, labels, message):
+def test_wrong_labels_raise(model_class, labels, message):
     with pytest.raises(ValueError, match=message):
         build(model_class)(ids(), labels=labels)
 
 
-def test_wrong_spans():
+def test_wrong_spans_raise():
     model = build(LinformerForQuestionAnswering)
     good = labels_for(model, ids())
     with pytest.raises(ValueError, match="start_positions has -1; a position is 0 or more"):
@@ -110,7 +110,7 @@ def test_wrong_spans():
         model(ids(), **good | {"end_positions": torch.tensor([0, 1, 2])})
 
 
-def test_other_wrong_inputs():
+def test_other_wrong_inputs_raise():
     model = build(LinformerModel)
     with pytest.raises(ValueError, match="neither of input_ids and inputs_embeds"):
         model()
@@ -138,7 +138,7 @@ def test_other_wrong_inputs():
         build(LinformerForConditionalGeneration, pad_token_id=None, bos_token_id=None)(ids(), labels=ids())
 
 
-def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
+def test_learned_positions_limit_a_causal_model_and_sinusoidal_ones_do_not():
     learned, endless = (build(LinformerForCausalLM, position_embedding=kind) for kind in ("learned", "sinusoidal"))
     cache = learned(ids(1, 32)).past_key_values
     with pytest.raises(ValueError, match="input has 33 tokens but max_position_embeddings is 32"):
@@ -153,12 +153,12 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
         ({"sharing": "layer"}, "sharing is 'layer'.*did you mean 'layerwise'"),
         (
             {"projected_length": [4]},
-            "projected_length has 1 numbers but num_hidden_layers is 2; give one number, or one per layer",
+            "projected_length has 1 numbers but num_hidden_layers is 2; pass one number, or one per layer",
         ),
         ({"projected_length": 0}, "projected_length is 0; it must be an integer of at least 1"),
         (
             {"projected_length": [4, 5], "sharing": "layerwise"},
-            "sharing='layerwise', which has one matrix for all layers; give one number",
+            "sharing='layerwise', which has one matrix for all layers; pass one number",
         ),
         ({"slots": 5}, "slots=5 is more than block_length=4"),
         ({"num_attention_heads": 3}, "hidden_size=16 is not divisible by num_attention_heads=3"),
@@ -190,7 +190,7 @@ def test_a_causal_model_refuses_to_go_beyond_its_positions_or_goes_on_without():
         ({"pad_token_id": 50}, "pad_token_id is 50 but vocab_size is 50; choose one of 0 … 49"),
     ],
 )
-def test_invalid_or_contradictory_values(wrong, message):
+def test_invalid_or_contradictory_values_raise(wrong, message):
     with pytest.raises(ValueError, match=message):
         config(**wrong)
     changed = config()

@@ -102,7 +102,7 @@ def test_a_compiled_model_is_one_graph_with_the_same_outputs_and_gradients(model
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_an_encoder_decoder_takes_the_inputs_of_its_decoder():
+def test_a_compiled_encoder_decoder_accepts_the_inputs_of_its_decoder():
     model = build(LinformerForConditionalGeneration, num_hidden_layers=1)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     inputs = {**padded(2, LENGTH, "left"), "decoder_input_ids": ids(2, 9), "use_cache": False}
@@ -130,7 +130,7 @@ def test_one_compiled_graph_serves_many_batches():
     not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler"
 )
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_to_machine_code():
+def test_a_model_compiled_to_machine_code_has_the_same_outputs_and_gradients():
     """A whole model; test_torch.py has the attention of encoders."""
     model = small(LinformerForCausalLM)
     compiled = torch.compile(model, fullgraph=True)

@@ -113,7 +113,7 @@ def assert_same(answer, expected):
         ("text-generation", LinformerForCausalLM, {"max_new_tokens": 8, "do_sample": False}),
     ],
 )
-def test_a_pipeline_from_a_folder_gives_each_text_in_a_batch_what_it_gets_alone(
+def test_a_pipeline_from_a_directory_gives_each_text_in_a_batch_what_it_gets_alone(
     task, model_class, options, tokenizer, tmp_path
 ):
     texts = [f"{text} [MASK]" for text in TEXTS] if task == "fill-mask" else TEXTS
@@ -159,7 +159,7 @@ def test_an_answer_to_a_question_does_not_depend_on_the_batch(side, tokenizer, t
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_trained_translator_works_from_a_folder(side, tokenizer, tmp_path):
+def test_a_trained_translator_works_from_a_directory(side, tokenizer, tmp_path):
     tokenizer.padding_side = side
     model = LinformerForConditionalGeneration(config(**sizes(tokenizer)))
     source = tokenizer(TEXTS, padding=True, return_tensors="pt")
@@ -228,7 +228,7 @@ def adapted(request):
     return base, peft.get_peft_model(copy.deepcopy(base), options)
 
 
-def test_adapters_learn_and_what_they_adapt_stays_as_it_was(adapted):
+def test_adapters_learn_and_the_adapted_weights_stay_frozen(adapted):
     base, model = adapted
     batch = texts_and_classes()
     before = snapshot(model)

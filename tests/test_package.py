@@ -166,6 +166,18 @@ def test_lines_of_prose_are_at_most_120_wide(path):
     assert wide == []
 
 
+@pytest.mark.parametrize("directory", ["src", "benchmarks", "docs", "examples", "scripts", "tests", ".github"])
+def test_lines_of_code_are_at_most_120_wide(directory):
+    paths = [path for path in (ROOT / directory).rglob("*") if path.suffix in (".py", ".yaml", ".yml")]
+    wide = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > 120  # unlike ruff, pragmas count
+    ]
+    assert (bool(paths), wide) == (True, [])
+
+
 # tables of measurements are those with "measured" or "milliseconds" in their heading
 FIGURES = re.compile(r"^\| [^\n]*\b(?:measured|milliseconds)\b[^\n]*\n\|[-| ]+\n((?:\|.*\n)+)", flags=re.MULTILINE)
 

@@ -66,7 +66,7 @@ def copy_linformer_pytorch(theirs, ours, shared=None):
 @pytest.mark.parametrize("one_kv_head", [False, True], ids=["kv-heads", "one-kv-head"])
 @pytest.mark.parametrize("length", [20, 11])
 @pytest.mark.parametrize("context_length", [None, 17])
-def test_linformer_0_2_3(length, context_length, one_kv_head):
+def test_the_layer_equals_that_of_linformer_0_2_3(length, context_length, one_kv_head):
     theirs = LinformerSelfAttention(12, 20, k=5, heads=3, dim_head=6, one_kv_head=one_kv_head)
     ours = LinformerAttention(
         12,
@@ -83,7 +83,7 @@ def test_linformer_0_2_3(length, context_length, one_kv_head):
     assert_close(ours(x, context), theirs(x, context))
 
 
-def test_the_stack_of_linformer_0_2_3():
+def test_the_encoder_equals_that_of_linformer_0_2_3():
     theirs = randomize(PyPILinformer(12, 20, depth=2, k=5, heads=3))
     ours = LinformerEncoder(12, 3, depth=2, max_length=20, projected_length=5)
     for our, (attention, feed_forward) in zip(ours.layers, theirs.net.layers, strict=True):
@@ -103,7 +103,7 @@ def test_the_stack_of_linformer_0_2_3():
     ids=lambda value: value,
 )
 @pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
-def test_linformer_pytorch_0_19_3(sharing, method, projection):
+def test_the_layer_equals_that_of_linformer_pytorch_0_19_3(sharing, method, projection):
     theirs = MHAttention(20, 6, 12, 5, 3, 0.0, "C0", sharing, None, None, False, None, method=method)
     ours = LinformerAttention(
         12, 3, head_dim=6, max_length=20, projected_length=5, projection=projection, sharing=sharing
@@ -132,7 +132,7 @@ def test_linformer_pytorch_without_projection_is_full_attention():
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("sharing", ["none", "headwise", "kv", "layerwise"])
-def test_the_stack_of_linformer_pytorch_0_19_3(sharing, activation):
+def test_the_encoder_equals_that_of_linformer_pytorch_0_19_3(sharing, activation):
     theirs = LinformerPytorch(
         20, 12, 5, dim_ff=7, nhead=3, depth=2, dropout=0, dropout_ff=0, activation=activation, parameter_sharing=sharing
     )

@@ -669,7 +669,7 @@ def test_unwritable_outputs_are_rejected_before_any_work(tmp_path, finished):
     table = write_table(tmp_path / "points.csv", power_law("linformer-kit", 64, 1.0))
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table)
     assert "points.csv is a file" in refused("plot", tmp_path / "is not read", "--output", table / "plots" / "x.png")
-    assert "give a .png or .svg file" in refused("plot", tmp_path / "is not read", "--output", tmp_path / "x.pdf")
+    assert "pass a .png or .svg file" in refused("plot", tmp_path / "is not read", "--output", tmp_path / "x.pdf")
     assert "2 figures: costs, learning" in refused("plot", table, finished, "--output", tmp_path / "x.png")
     assert "cannot write to /proc" in refused("plot", tmp_path / "is not read", "--output", "/proc/plots")
     assert [path.name for path in tmp_path.iterdir()] == ["points.csv"]
@@ -702,8 +702,8 @@ def test_for_runs_without_a_metric_the_error_names_the_command(make_run):
         ("none", "slots", "has full attention"),
         ("max", "slots", "takes the largest value"),
         ("conv", "slots", "for each channel"),
-        ("dynamic", "slots", "give --text"),
-        ("linear", "heads", "give --text"),
+        ("dynamic", "slots", "pass --text"),
+        ("linear", "heads", "pass --text"),
     ],
 )
 def test_models_that_cannot_be_drawn_say_why(save, projection, what, said):
@@ -712,12 +712,12 @@ def test_models_that_cannot_be_drawn_say_why(save, projection, what, said):
         figures([folder], what)
 
 
-def test_a_text_file_must_exist_and_hold_text(save, tmp_path):
+def test_a_text_file_must_exist_and_contain_text(save, tmp_path):
     folder, *_ = save()
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
     for missing in ("missing.txt", "essay.md", "texts/essay"):
         assert "there is no such file" in refused("plot", folder, "--what", "heads", "--text", missing)
-    assert "a directory; give a file in it" in refused("plot", folder, "--what", "heads", "--text", tmp_path)
+    assert "a directory; pass a file in it" in refused("plot", folder, "--what", "heads", "--text", tmp_path)
     assert "which is not UTF-8 text" in refused("plot", folder, "--what", "heads", "--text", tmp_path / "binary")
 
 

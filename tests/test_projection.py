@@ -38,7 +38,7 @@ FACTS = {
 
 
 @pytest.mark.parametrize("fact", FACTS)
-def test_facts(fact):
+def test_every_fact_lists_its_projections(fact):
     assert set(Projection.kind_names(fact)) == FACTS[fact]
 
 

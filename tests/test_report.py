@@ -319,7 +319,7 @@ def test_the_configuration_is_shown(of_runs):
 def test_the_differences_are_those_that_affect_the_result(of_runs):
     (finished, _, attacked), page = of_runs
     first, second, third = page.named("Differing settings")
-    assert list(first) == ["run", "seed", "model.projected_length", "data.path"]  # not log_every, nor the folder
+    assert list(first) == ["run", "seed", "model.projected_length", "data.path"]  # not log_every, nor the directory
     assert [row["model.projected_length"][1] for row in (first, second, third)] == [8, 4, 8]
     assert [row["seed"][1] for row in (first, second, third)] == [0, 7, 0]
     paths = [
@@ -425,7 +425,7 @@ def test_missing_data_is_reported_on_the_page(classification, tmp_path):
     change(run / "config.yaml", (data, str(tmp_path / "gone")))
     page = page_about(run, output=tmp_path / "page.html")
     assert (
-        f"There are no examples to show: data.path is '{tmp_path / 'gone'}': there is no such file or folder"
+        f"There are no examples to show: data.path is '{tmp_path / 'gone'}': there is no such file or directory"
         in page.text
     )
     assert "Examples of run" not in page.tables
@@ -518,7 +518,7 @@ def test_a_spectrum_has_its_pictures_and_its_table(tmp_path):
     assert "Report on 1 table of measurements and 2 spectra" in page.text
     assert len(page.alternatives) == 5
     (one / "layers.csv").write_text("layer\n", encoding="utf-8")
-    assert f"{one} holds a damaged spectrum" in refused("report", one, "--output", tmp_path / "page.html")
+    assert f"{one} contains a damaged spectrum" in refused("report", one, "--output", tmp_path / "page.html")
 
 
 def test_saved_models_are_refused_by_name(classification, tmp_path):

@@ -57,14 +57,14 @@ def browser():
 @pytest.fixture
 def opened(browser, page_path):
     """Opens the page; any request and any message on the console fails the test."""
-    contexts, asked, said = [], [], []
+    contexts, requested, said = [], [], []
 
     def open_page(width=1440, **options):
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         context.set_default_timeout(10_000)
         page = context.new_page()
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested.append(request.url))
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
@@ -75,7 +75,7 @@ def opened(browser, page_path):
     for context in contexts:
         context.close()
     assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [page_path.as_uri()] * len(contexts)
+    assert [url for url in requested if not url.startswith("data:")] == [page_path.as_uri()] * len(contexts)
 
 
 def column(page, table, heading):
@@ -126,7 +126,7 @@ CONTRASTS = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1440])
-def test_it_fits_the_screen_and_has_enough_contrast(opened, width, scheme):
+def test_the_page_fits_the_screen_and_has_enough_contrast(opened, width, scheme):
     page = opened(width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.title() == "Report on 4 runs and 2 tables of measurements – linformer-kit"

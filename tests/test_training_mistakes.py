@@ -1,4 +1,4 @@
-"""Mistakes in data, settings, folders, models or inputs end a command with one line that names them."""
+"""Mistakes in data, settings, directories, models or inputs end a command with one line that names them."""
 
 import gzip
 import json
@@ -90,7 +90,7 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name):
     assert said in bad_file(tmp_path, name, content)
 
 
-def test_a_damaged_parquet_file(tmp_path):
+def test_a_damaged_parquet_file_is_rejected(tmp_path):
     whole = write_parquet(tmp_path / "whole.parquet", ROWS).read_bytes()
     assert "cut.parquet cannot be read as parquet: Parquet magic bytes not found in footer" in bad_file(
         tmp_path, "cut.parquet", whole[:-40]
@@ -116,7 +116,7 @@ def test_an_encoding_may_be_named(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["held out", "in what the tokenizer learns from", "in training"])
-def test_a_stream_that_cannot_be_read_to_the_end(tmp_path, where, monkeypatch):
+def test_a_stream_that_cannot_be_read_to_the_end_is_reported(tmp_path, where, monkeypatch):
     """The error occurs when the bad line is reached."""
     monkeypatch.setattr("linformer_kit.training.prepare.TOKENIZER_EXAMPLES", 3000 if where == "in training" else 10**9)
     lines = [f"{line}\n".encode() for line in running_lines(30_000 if where == "in training" else 3000)]
@@ -138,11 +138,11 @@ def last_line(result):
     return result.stderr.splitlines()[-1]
 
 
-def test_text_without_text(tmp_path):
+def test_empty_text_is_rejected(tmp_path):
     assert bad_file(tmp_path, "blank.txt", b" \n\n\t\n" * 30, "causal-lm") == "the train split contains no text"
 
 
-def test_columns_and_labels_that_are_not_there(tmp_path):
+def test_missing_columns_and_labels_are_reported(tmp_path):
     rows = write_jsonl(tmp_path / "data" / "train.jsonl", ROWS)
     path = yaml_for("classification", tmp_path, **{"data.path": tmp_path / "data", "data.validation_share": 0.2})
     assert refused("prepare", path, "data.columns.text=txet") == (
@@ -174,10 +174,10 @@ def test_a_stream_that_is_too_short_is_refused(tmp_path):
 def test_errors_of_a_real_process(tmp_path):
     """One line on standard error without a traceback, also without access to the Hub."""
     path = yaml_for("classification", tmp_path)
-    hub = "there is no such file or folder, and reading it from the Hugging Face Hub failed .+; for local files, .+"
-    tokenizer = r"no folder with a tokenizer and could not be loaded from the Hub \(.+\)"
+    hub = "there is no such file or directory, and reading it from the Hugging Face Hub failed .+; for local files, .+"
+    tokenizer = r"not a directory with a tokenizer and could not be loaded from the Hub \(.+\)"
     for override, said in {
-        f"data.path={tmp_path}/missing": f"data.path is '{tmp_path}/missing': there is no such file or folder",
+        f"data.path={tmp_path}/missing": f"data.path is '{tmp_path}/missing': there is no such file or directory",
         "data.path=some/reviews": f"data.path is 'some/reviews': {hub}",
         "tokenizer.from=nonsense": f"tokenizer.from is 'nonsense', which is {tokenizer}",
     }.items():
@@ -247,28 +247,28 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(tmp_path, quick, override
         ("data: {path: x.csv}\n", "the key task is missing; allowed: classification, masked-lm"),
     ],
 )
-def test_a_file_that_is_no_configuration(tmp_path, text, said):
+def test_a_file_that_is_not_a_configuration_is_rejected(tmp_path, text, said):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     assert said in refused("train", path)
 
 
-def test_a_configuration_that_is_not_shipped():
+def test_an_unknown_configuration_is_rejected():
     said = "there is no file and no shipped configuration 'imbd'; did you mean 'imdb'?"
     assert refused("train", "imbd") == refused("prepare", "imbd") == said
     assert "shipped configurations: bookcorpus_denoising, " in refused("train", "zzzzzz")
 
 
-# runs and their folders
+# runs and their directories
 
 
-def test_a_corrected_command_may_use_the_same_folder(tmp_path, quick):
+def test_a_corrected_command_may_use_the_same_directory(tmp_path, quick):
     """An attempt that fails before its first checkpoint does not restrict the next one."""
     path = quick("classification", tmp_path)
     assert "training.batch_size is 1000, but there are only 400 training examples" in refused(
         "train", path, "training.batch_size=1000"
     )
-    assert "there is no such file or folder" in refused("train", path, f"data.path={tmp_path / 'nothing.jsonl'}")
+    assert "there is no such file or directory" in refused("train", path, f"data.path={tmp_path / 'nothing.jsonl'}")
     assert "model: hidden_size=32 is not divisible by num_attention_heads=5" in refused(
         "train", path, "model.num_attention_heads=5"
     )
@@ -279,13 +279,13 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path, quick):
 
 
 @pytest.mark.parametrize("clip", [0, 1])
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path, quick, clip):
+def test_a_non_finite_loss_ends_the_run(tmp_path, quick, clip):
     path = quick(
         "classification", tmp_path, **{"training.clip": clip, "training.warmup": 0, "training.learning_rate": 1e36}
     )
     said = refused("train", path, "training.log_every=1", "training.steps=20")
     assert re.match(
-        r"the loss is (nan|inf) at step \d+; earlier checkpoints are kept. Train in another folder",
+        r"the loss is (nan|inf) at step \d+; earlier checkpoints are kept. Train in another directory",
         said,
     )
     assert "smaller training.learning_rate" in said
@@ -296,21 +296,21 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, quick, clip):
 
 
 @pytest.mark.parametrize("folder", ["file/run", "file", "/proc/x"])
-def test_a_folder_that_cannot_be_written(tmp_path, quick, folder):
+def test_an_unwritable_directory_is_rejected(tmp_path, quick, folder):
     (tmp_path / "file").touch()
     run = tmp_path / folder  # /proc/x stays what it is
     said = refused("train", quick("classification", tmp_path), f"run={run}")
     reason = r"(\S+/file is a file, not a directory|cannot write to /proc \(.+\))"
-    assert re.fullmatch(rf"{reason}; choose another folder with run=FOLDER", said)
+    assert re.fullmatch(rf"{reason}; choose another directory with run=DIRECTORY", said)
     said = refused("prepare", quick("classification", tmp_path), f"data.cache={run}")
-    assert re.fullmatch(rf"{reason}; set data.cache to another folder", said)
+    assert re.fullmatch(rf"{reason}; set data.cache to another directory", said)
 
 
 # models to start from
 
 
 @pytest.mark.slow
-def test_a_model_of_another_kind_is_no_start(tmp_path, quick, trained_run):
+def test_a_run_cannot_start_from_a_model_of_another_kind(tmp_path, quick, trained_run):
     for source, task, said in (
         ("masked-lm", "translation", "LinformerForMaskedLM, which has no weights for decoder.embeddings.norm.bias, "),
         (
@@ -336,7 +336,8 @@ def test_invalid_models_and_tokenizers_are_rejected(tmp_path, quick, trained_run
         path = quick("classification", tmp_path, **{"model": {"from": source}, "tokenizer": None})
         assert (
             refused("train", path)
-            == f"model.from is {source!r}, which has no config.json; give the folder model/ of a run or a saved model"
+            == f"model.from is {source!r}, which has no config.json; set it to the directory model/ of a run, or to a "
+            "saved model"
         )
     foreign = tmp_path / "foreign"
     shutil.copytree(trained_run("masked-lm").run / "model", foreign)
@@ -346,7 +347,7 @@ def test_invalid_models_and_tokenizers_are_rejected(tmp_path, quick, trained_run
     assert f"model.from is '{foreign}', a model of type 'bert'" in refused("train", path)
     said = refused("train", quick("classification", tmp_path, **{"tokenizer": {"from": str(tmp_path / "empty")}}))
     assert said.startswith(
-        f"tokenizer.from is '{tmp_path / 'empty'}', which is no folder with a tokenizer and could not be loaded"
+        f"tokenizer.from is '{tmp_path / 'empty'}', which is not a directory with a tokenizer and could not be loaded"
     )
 
 
@@ -367,12 +368,12 @@ def test_other_data_is_checked_like_the_runs_own(trained_run, tmp_path):
     assert said == "data.columns.text is 'text', but the given split has the columns txt, label; did you mean 'txt'?"
 
 
-def test_runs_that_cannot_predict(tmp_path):
+def test_runs_that_cannot_predict_are_rejected(tmp_path):
     assert refused("predict", tmp_path / "nowhere", "a") == (
-        f"there is no folder {tmp_path / 'nowhere'}; give a run folder, as printed by `linformer train`"
+        f"there is no directory {tmp_path / 'nowhere'}; pass a run directory, as printed by `linformer train`"
     )
     for name in ("predict", "evaluate"):
-        assert refused(name, tmp_path) == f"{tmp_path} is not a run folder: it has no config.yaml"
+        assert refused(name, tmp_path) == f"{tmp_path} is not a run directory: it has no config.yaml"
 
 
 @pytest.mark.slow
@@ -402,7 +403,7 @@ def test_unfinished_incompatible_and_damaged_runs_are_rejected(trained_run, tmp_
 
 
 @pytest.mark.slow
-def test_files_that_cannot_be_predicted(trained_run, tmp_path):
+def test_files_that_cannot_be_predicted_are_rejected(trained_run, tmp_path):
     run = trained_run("classification").run
     (tmp_path / "empty.txt").touch()
     assert refused("predict", run, tmp_path / "empty.txt") == f"{tmp_path / 'empty.txt'} is empty"
@@ -418,5 +419,5 @@ def test_files_that_cannot_be_predicted(trained_run, tmp_path):
     said = refused("predict", run, input="schön\n".encode("latin-1"))
     assert said == "standard input: the byte 0xf6 is not utf-8; convert it with iconv"
     assert refused("predict", run, "nowhere.txt").startswith(
-        "there is no file 'nowhere.txt'; give a text, a file or standard input"
+        "there is no file 'nowhere.txt'; pass a text, a file or standard input"
     )

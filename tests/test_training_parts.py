@@ -73,7 +73,7 @@ def write(tmp_path):
 SMALL = "task: classification\ndata: {path: x.csv}\n"
 
 
-def test_defaults_overrides_and_the_folder(write):
+def test_defaults_overrides_and_the_run_directory(write):
     config = write(
         SMALL, "training.learning_rate=1e-3", "model.projected_length=64", "model.hidden_dropout_prob=0", "seed=7"
     )
@@ -96,7 +96,7 @@ def test_defaults_overrides_and_the_folder(write):
         ("no", False),
     ],
 )
-def test_numbers_are_numbers(text, value):
+def test_yaml_numbers_have_their_types(text, value):
     found = parse_yaml(text, "here")
     assert (found, type(found)) == (value, type(value))
 
@@ -182,7 +182,7 @@ def flatten_keys(tree, path=""):
         yield from flatten_keys(value, f"{path}{key}.") if isinstance(value, dict) else [(f"{path}{key}", value)]
 
 
-def test_a_name_that_is_not_shipped_is_answered_with_the_nearest():
+def test_an_unknown_configuration_suggests_the_nearest_name():
     with pytest.raises(UserError, match="did you mean 'imdb'"):
         load_config("imbd")
     assert load_config("configs/imdb.yaml") == load_config("imdb")
@@ -240,7 +240,7 @@ def test_bytes_and_bpe_lose_nothing(text):
                 assert len(ids) == len(text.encode())
 
 
-def test_what_a_tokenizer_puts_around_texts_and_pairs(tmp_path):
+def test_special_tokens_surround_texts_and_pairs(tmp_path):
     tokenizer = train_tokenizer(TokenizerConfig(kind="words", min_frequency=1, lowercase=True), ["A b c"])
     tokenizer.save_pretrained(tmp_path)
     again = type(tokenizer).from_pretrained(tmp_path)
@@ -575,7 +575,7 @@ def test_random_states_are_stored_restored_and_preserved():
     assert draw() == drawn
 
 
-def test_the_optimizer_comes_back_bit_for_bit(tmp_path):
+def test_the_optimizer_is_restored_bit_for_bit(tmp_path):
     def make():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 2))
@@ -766,11 +766,11 @@ def test_norms_and_biases_do_not_decay(small_trainer):
     assert set(decay.values()) == {0.0, 0.3}
 
 
-def test_a_folder_with_other_files_is_left_unchanged(tmp_path, write):
+def test_a_directory_with_other_files_is_left_unchanged(tmp_path, write):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("precious")
     with (
-        pytest.raises(UserError, match=r"not a run folder: it contains 'precious\.txt'"),
+        pytest.raises(UserError, match=r"not a run directory: it contains 'precious\.txt'"),
         RunFolder(tmp_path / "mine").locked(),
     ):
         RunFolder(tmp_path / "mine").begin(write(SMALL))

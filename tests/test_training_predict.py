@@ -51,7 +51,7 @@ def by_hand(trained, text):
 
 
 @pytest.mark.slow
-def test_predict_answers_as_the_model_does_under_transformers(trained):
+def test_predictions_equal_those_of_the_model_in_transformers(trained):
     questions = QUESTIONS[trained.task]
     found = answers(trained.run, *(text for text, _ in questions), "--tokens", 6, "--top", 1000)
     assert len(found) == len(questions)
@@ -216,7 +216,7 @@ def test_every_mask_of_a_text_is_filled(trained_run):
         "input 4 has 32 tokens and was truncated to 24, the maximum length of the model",
         f"input 2 {write}",
         f"input 3 {write}",
-        "input 4 has no mask; it was cut off",
+        "input 4 has no mask; it was truncated",
     ]
 
 
@@ -238,7 +238,7 @@ def test_inputs_are_read_in_the_format_of_the_training_data(tmp_path, quick):
     assert len(command("predict", tmp_path / "run", quoted).stdout.splitlines()) == 1
     assert refused("predict", tmp_path / "run", tmp_path) == f"{tmp_path} is a directory; pass its files"
     assert (
-        refused("predict", tmp_path / "run", "good", "-") == "-, standard input, cannot be combined with other inputs"
+        refused("predict", tmp_path / "run", "good", "-") == "`-` (standard input) cannot be combined with other inputs"
     )
     assert "is not in the encoding of this terminal" in refused("predict", tmp_path / "run", "\udcff")
 

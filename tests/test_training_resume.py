@@ -56,7 +56,7 @@ home, name = {
     "optimizer step": (trainer.LinformerTrainer, "_clip_grad_norm"),
     "evaluation": (trainer.LinformerTrainer, "prediction_step"),
     "checkpoint": (trainer, "save_optimizer"),
-    "seal": (checkpoint, "seal"),
+    "write_manifest": (checkpoint, "write_manifest"),
     "rename": (files.os, "rename"),
     "removal": (trainer, "remove_old"),
     "finish": (train, "write_text"),
@@ -141,14 +141,14 @@ def is_the_same(path: Path, undisturbed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_repeatedly_ends_with_the_same_bits(undisturbed):
+def test_a_run_killed_repeatedly_is_bit_identical_to_an_uninterrupted_one(undisturbed):
     path = write_run(undisturbed.parent, "killed")
     points = [
         ("step", 3),  # before anything was saved
         ("step", 13),  # between the pieces of an accumulated batch, behind a checkpoint
         ("evaluation", 2),
         ("checkpoint", 2),  # of a checkpoint, the weights are written and nothing else
-        ("seal", 2),
+        ("write_manifest", 2),
         ("rename", 1),
         ("optimizer step", 2),
         ("removal", 1),
@@ -193,7 +193,7 @@ def test_a_signal_saves_and_prints_how_to_resume(undisturbed, number, step):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_data_are_read_leaves_nothing_half_done(tmp_path, number):
+def test_a_signal_during_preparation_leaves_nothing_half_done(tmp_path, number):
     path = write_run(tmp_path, "early")
     (tmp_path / "text.txt").write_text("w1 w2 w3 w4 w5 w6 w7\n" * 300_000)
     prepared = tmp_path / "cache" / "prepared"
@@ -269,7 +269,7 @@ def flip_a_bit(path: Path) -> None:
     ],
     ids=["weights truncated", "one bit of the optimizer", "state missing", "manifest truncated"],
 )
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(undisturbed, name, harm):
+def test_a_damaged_checkpoint_is_detected_and_the_previous_one_is_used(undisturbed, name, harm):
     path = damaged_copy(undisturbed, f"damaged-{name}")
     harm(path.parent / path.stem / "checkpoints" / f"checkpoint-{LAST}" / name)
     output, _ = train(path)
@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(undisturbed,
     is_the_same(path, undisturbed)
 
 
-def test_all_checkpoints_damaged_means_from_the_beginning(undisturbed):
+def test_with_all_checkpoints_damaged_training_starts_again(undisturbed):
     path = damaged_copy(undisturbed, "hopeless")
     for folder in checkpoint.checkpoints_in(path.parent / "hopeless" / "checkpoints"):
         truncate(folder / "model.safetensors")
@@ -288,7 +288,7 @@ def test_all_checkpoints_damaged_means_from_the_beginning(undisturbed):
     is_the_same(path, undisturbed)
 
 
-def test_two_runs_in_one_folder_are_refused(undisturbed):
+def test_two_runs_in_one_directory_are_refused(undisturbed):
     path = write_run(undisturbed.parent, "contested")
     code = """
 import time
@@ -342,7 +342,7 @@ def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(undisturbed):
 
 
 @pytest.mark.parametrize("change", ["longer", "only in another order"])
-def test_data_that_changed_in_between_are_noticed(undisturbed, change):
+def test_data_that_changed_in_between_is_detected(undisturbed, change):
     folder = undisturbed.parent / f"changed {change}"
     shutil.copytree(undisturbed.parent, folder, ignore=shutil.ignore_patterns("changed*"))
     path = damaged_copy(folder / "undisturbed.yaml", "again")
@@ -350,7 +350,7 @@ def test_data_that_changed_in_between_are_noticed(undisturbed, change):
     turned = "".join(f"{' '.join(line.split()[::-1])}\n" for line in text.splitlines())
     (folder / "text.txt").write_text(f"{text}w1 w2 w3\n" if change == "longer" else turned)
     _, errors = train(path, code=2)
-    assert "the data have changed since the run in again began" in errors
+    assert "the data has changed since the run in again began" in errors
 
 
 @pytest.mark.slow
@@ -362,7 +362,7 @@ def test_a_stream_resumes_exactly_after_several_passes(tmp_path):
     assert checkpoint.checkpoints_in(tmp_path / "killed" / "checkpoints")
     with (tmp_path / "text.txt").open("a") as file:
         file.write("w1\n")
-    assert "the data have changed" in train(paths[1], code=2)[1]
+    assert "the data has changed" in train(paths[1], code=2)[1]
     write_run(tmp_path, "killed", data=data)
     train(paths[1])
     is_the_same(paths[1], paths[0])
@@ -377,7 +377,7 @@ def test_a_run_with_other_settings_is_refused(undisturbed):
     write_run(undisturbed.parent, "undisturbed")
 
 
-def test_no_checkpoint_holds_a_pickle(undisturbed):
+def test_no_checkpoint_contains_a_pickle(undisturbed):
     files = [
         path for path in (undisturbed.parent / "undisturbed").rglob("*") if path.is_file() and path.name != ".lock"
     ]

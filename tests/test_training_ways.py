@@ -41,7 +41,7 @@ from linformer_kit.training.train import make_trainer
 pytestmark = pytest.mark.usefixtures("restore_global_state")
 
 
-def test_numbers_and_overrides(tmp_path):
+def test_numbers_and_overrides_are_parsed(tmp_path):
     path = tmp_path / "my run.yaml"
     path.write_text("task: masked-lm\ndata: {path: text.txt}\ntraining: {learning_rate: 1e-3, steps: 1e2}\n")
     config = load_config(
@@ -79,7 +79,7 @@ def test_epochs_are_whole_batches(tmp_path, quick, wish, steps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "causal-lm", "translation"])
-def test_the_same_run_with_full_attention(tmp_path, quick, task):
+def test_a_run_can_use_full_attention(tmp_path, quick, task):
     command("train", quick(task, tmp_path), "model.attention=full")
     config = read_json(tmp_path / "run" / "model" / "config.json")
     assert (config["projection"], config["decoder_attention"]) == ("none", "full")
@@ -185,7 +185,7 @@ def test_gradient_accumulation_gives_the_same_step(tmp_path, quick):
     assert losses[4] == pytest.approx(losses[1], rel=1e-4)
     assert losses[1][-1] < losses[1][0]
     assert refused("train", quick("causal-lm", tmp_path), "training.accumulate=3", f"run={tmp_path / '3'}") == (
-        "training.batch_size is 16, not a multiple of 1 process(es) × training.accumulate=3; choose a multiple of 3"
+        "training.batch_size is 16, not a multiple of 1 process × training.accumulate=3; choose a multiple of 3"
     )
 
 
@@ -249,11 +249,11 @@ def test_patience_ends_a_run_without_improvement(tmp_path, quick):
 
 
 @pytest.mark.slow
-def test_bfloat16_on_a_cpu(tmp_path, quick):
+def test_a_run_can_use_bfloat16_on_a_cpu(tmp_path, quick):
     printed, result, _ = train_here(
         quick("classification", tmp_path, **{"training.steps": 60}), "training.precision=bfloat16"
     )
-    assert rows_of(printed)["device"] == "cpu, 1 process(es), bfloat16"
+    assert rows_of(printed)["device"] == "cpu, 1 process, bfloat16"
     assert result["validation_accuracy"] > 0.8
     assert all(
         weights.dtype == torch.float32
@@ -263,7 +263,7 @@ def test_bfloat16_on_a_cpu(tmp_path, quick):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("best_by", "metric"), [("loss", "loss"), ("macro_f1", "macro_f1"), (None, "accuracy")])
-def test_the_best_by_another_metric(tmp_path, quick, best_by, metric):
+def test_the_best_checkpoint_can_be_selected_by_another_metric(tmp_path, quick, best_by, metric):
     """With a much too high learning rate, different metrics select different checkpoints."""
     swings = {"training.steps": 24, "training.evaluate_every": 1, "training.learning_rate": 0.3, "training.warmup": 0}
     path = quick("classification", tmp_path, **swings, **{"training.best_by": best_by, "training.clip": 0})
@@ -315,7 +315,7 @@ def test_weights_and_biases_writes_into_the_run(tmp_path):
     [("masked-lm", "txt"), ("masked-lm", "jsonl.gz"), ("causal-lm", "txt.gz"), ("translation", "tsv")],
 )
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets does not close tables
-def test_streaming(tmp_path, task, ending):
+def test_a_run_can_read_a_stream(tmp_path, task, ending):
     """The first examples are used for validation; the others are read repeatedly."""
     path = tmp_path / f"corpus.{ending.removesuffix('.gz')}"
     if task == "translation":
@@ -375,7 +375,7 @@ print(left // 2**20, (status_bytes("VmRSS") - before) // 2**20)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
-def test_memory_that_was_freed_is_given_back_while_training(tmp_path, quick):
+def test_freed_memory_is_returned_to_the_system_during_training(tmp_path, quick):
     path = quick("classification", tmp_path)
     left, after = map(int, subprocess.check_output([sys.executable, "-c", HOLES, str(path)], text=True).split())
     assert left > 300  # else there is nothing to give back

@@ -99,7 +99,7 @@ class Preset(StrEnum):
     paper_table_3 = "paper-table-3"
 
 
-class What(StrEnum):
+class FigureKind(StrEnum):
     """What a figure shows."""
 
     costs = "costs"
@@ -111,7 +111,7 @@ class What(StrEnum):
     slots = "slots"
 
 
-class Per(StrEnum):
+class InputUnit(StrEnum):
     """One input per line, or one per file."""
 
     line = "line"
@@ -202,7 +202,9 @@ def predict(
     inputs: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT|FILE", help="Texts or files; default: standard input.")
     ] = None,
-    per: Annotated[Per | None, typer.Option(help="One text per line or per file (default: as in training).")] = None,
+    per: Annotated[
+        InputUnit | None, typer.Option(help="One text per line or per file (default: as in training).")
+    ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Write JSON lines.")] = False,
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to list per mask.")] = 5,
     tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens (default 50).")] = None,
@@ -334,7 +336,7 @@ def plot(
         ),
     ],
     what: Annotated[
-        What | None,
+        FigureKind | None,
         typer.Option(
             help="costs: time and memory over length; paper-table: the paper's Table 3; learning: metrics over steps; "
             "quality: final metric over K; sharing: final metric by sharing; heads: attention weights on a text; "

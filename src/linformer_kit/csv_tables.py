@@ -88,11 +88,17 @@ def fit_exponent(sizes: Iterable[float], costs: Iterable[float]) -> float:
 class Table:
     """Rows of text in a CSV file, found by their key columns."""
 
-    def __init__(self, path: Path, keys: tuple[str, ...], values: tuple[str, ...]):
+    def __init__(
+        self,
+        path: Path,
+        keys: tuple[str, ...],
+        values: tuple[str, ...],
+        convert: Callable[[Row], Row] = lambda row: row,  # rows that an earlier version has written
+    ):
         self.path = path
         self.keys = keys
         self.values = values
-        rows = read_table(path, keys + values) if path.exists() else []
+        rows = map(convert, read_table(path, keys + values)) if path.exists() else ()
         self._rows = {self._key(row): row for row in rows}
 
     def _key(self, row: Mapping[str, object]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """A wrong value, file or folder. The message names it, what is allowed and the remedy; no traceback is shown."""
+    """A wrong value, file or directory. The message names it, what is allowed and the remedy; no traceback is shown."""
 
 
 class Stopped(Exception):

@@ -66,6 +66,15 @@ def format_value(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def plural(count: int, noun: str) -> str:
+    """
+    >>> plural(1, "process"), plural(2, "process"), plural(1024, "thread")
+    ('1 process', '2 processes', '1,024 threads')
+    """
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
 def say(console: "Console", text: str) -> None:
     """Print a line without wrapping, so that paths and commands can be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -77,7 +86,7 @@ def progress_bar(console: "Console", description: str, total: int) -> Iterator[C
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    news = TextColumn("{task.fields[news]}")
-    with Progress(*columns, news, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(description, total=total, news="")
-        yield lambda text: progress.update(task, advance=1, news=text)
+    status = TextColumn("{task.fields[status]}")
+    with Progress(*columns, status, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(description, total=total, status="")
+        yield lambda text: progress.update(task, advance=1, status=text)

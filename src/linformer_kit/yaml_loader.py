@@ -42,5 +42,5 @@ def read_yaml(path: Path, what: str) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not a text file in UTF-8, so it cannot be {what}") from None
+        raise UserError(f"{path} is not UTF-8 text; pass {what} in YAML") from None
     return parse_yaml(text, str(path))

@@ -344,7 +344,7 @@ def test_lengths_and_masks_combine():
     ):
         assert_close(layer(x, x, lengths=np.array([7, 9, 19]), **call), expected)
     for wrong in (20, -1):
-        with pytest.raises(ValueError, match="lengths holds numbers outside 0 … 19"):
+        with pytest.raises(ValueError, match="lengths contains numbers outside 0 … 19"):
             layer(x, x, lengths=np.array([7, 4, wrong]))
 
 
@@ -413,7 +413,7 @@ def test_full_attention_combines_lengths_with_any_mask():
         np.ones((2, 1, 6, 6), bool),
     ):
         assert_close(layer(x, x, lengths=[6, 2], attention_mask=mask), expected)
-    with pytest.raises(ValueError, match="lengths holds numbers outside 0 … 6"):
+    with pytest.raises(ValueError, match="lengths contains numbers outside 0 … 6"):
         layer(x, x, lengths=[99, 2])
 
 

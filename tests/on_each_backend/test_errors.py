@@ -30,18 +30,18 @@ IDS = np.random.default_rng(0).integers(1, 30, (4, 20))
         ({"projection_dim": None, "sharing": "all"}, "sharing is 'all'"),
     ],
 )
-def test_options_of_the_layer(options, message):
+def test_invalid_options_of_the_layer_raise(options, message):
     with pytest.raises(ValueError, match=message):
         LinearMultiHeadAttention(**{"num_heads": 2, "key_dim": 4, "projection_dim": 3, **options})
 
 
-def test_an_unknown_option():
+def test_an_unknown_option_raises():
     with pytest.raises((TypeError, ValueError), match="projected_dim"):
         LinearMultiHeadAttention(2, 4, projected_dim=3)
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_shapes_of_the_layer(symbolic):
+def test_invalid_shapes_of_the_layer_raise(symbolic):
     def given(*shape):
         return keras.KerasTensor((None, *shape)) if symbolic else normal(2, *shape)
 
@@ -53,7 +53,7 @@ def test_shapes_of_the_layer(symbolic):
         LinearMultiHeadAttention(2, 4, 3)(given(8), given(8))
     with pytest.raises(ValueError, match="value has shape"):
         layer(given(10, 8), given(4, 5, 8))
-    with pytest.raises(ValueError, match="it must hold at least one token"):
+    with pytest.raises(ValueError, match="it must contain at least one token"):
         layer(given(10, 8), given(0, 8))
     with pytest.raises(ValueError, match="attention_axes is 3; for inputs of rank 4 use axes between batch and width"):
         LinearMultiHeadAttention(2, 4, 3, attention_axes=3)(given(5, 6, 8), given(5, 6, 8))
@@ -69,7 +69,7 @@ def test_shapes_of_the_layer(symbolic):
         LinearMultiHeadAttention(2, 4, 3)(given(5, 6, 8), given(5, 6, 8), attention_mask=given(30, 30))
 
 
-def test_an_unknown_length():
+def test_an_unknown_length_raises():
     inputs = keras.Input((None, 8))
     with pytest.raises(
         ValueError, match=r"the length of the keys is unknown.* set max_length=.*'dynamic', 'mean' or 'max'"
@@ -104,29 +104,29 @@ def test_an_unknown_length():
         ({"full_attn": "yes"}, "full_attn is 'yes'; it must be True or False"),
     ],
 )
-def test_options_of_models(options, message):
+def test_invalid_options_of_models_raise(options, message):
     with pytest.raises(ValueError, match=message):
         Linformer(**{**SIZES, **options})
 
 
-def test_an_unknown_option_of_a_model():
+def test_an_unknown_option_of_a_model_raises():
     with pytest.raises(TypeError, match="unknown option 'd_modle'; did you mean 'd_model'"):
         Linformer(d_modle=16)
 
 
 @pytest.mark.parametrize("wrong", [-1, 30])
-def test_ids_outside_the_vocabulary(wrong):
+def test_ids_outside_the_vocabulary_raise(wrong):
     model = Linformer(**SIZES)
     model.compile("sgd", "sparse_categorical_crossentropy")
     bad = IDS.copy()
     bad[1, 3] = wrong
-    message = f"input_ids holds values from {bad.min()} to {bad.max()}; only the integers 0 … 29 are allowed"
+    message = f"input_ids contains values from {bad.min()} to {bad.max()}; only the integers 0 … 29 are allowed"
     for use in (model, lambda ids: model.predict(ids, verbose=0), lambda ids: model.fit(ids, np.zeros(4), verbose=0)):
         with pytest.raises(ValueError, match=message):
             use(bad)
     with pytest.raises(ValueError, match=message):
         model.evaluate({"input_ids": bad}, np.zeros(4), verbose=0)
-    with pytest.raises(ValueError, match="token_type_ids holds values from 1 to 1; only the integers 0 … 0"):
+    with pytest.raises(ValueError, match="token_type_ids contains values from 1 to 1; only the integers 0 … 0"):
         model.predict({"input_ids": IDS, "token_type_ids": np.ones_like(IDS)}, verbose=0)
 
 
@@ -153,7 +153,7 @@ def test_invalid_ids_inside_a_graph_give_nan():
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_shapes_of_ids(symbolic):
+def test_invalid_shapes_of_ids_raise(symbolic):
     model = Linformer(**SIZES)
 
     def given(*shape):
@@ -192,13 +192,13 @@ def test_ids_must_be_integers():
         ({"top_k": 3}, "top_k is 3 but temperature is None"),
     ],
 )
-def test_generation(options, message):
+def test_invalid_options_of_generation_raise(options, message):
     model = LinformerCausalLM(**SIZES)
     with pytest.raises(ValueError, match=message):
         model.generate(IDS, **{"max_new_tokens": 3, **options})
 
 
-def test_generation_from_empty_or_long_inputs():
+def test_generation_from_empty_or_long_inputs_raises():
     with pytest.raises(ValueError, match=r"examples \[1\] have no real tokens"):
         LinformerCausalLM(**SIZES).generate(np.array([[3, 4], [0, 0]]))
     with pytest.raises(ValueError, match="the input has 40 tokens but the maximum is 32"):

@@ -171,12 +171,10 @@ def test_unsupported_models_raise_an_error(tmp_path):
         from_torch(make_torch_model("LinformerModel", is_decoder=True))
     with pytest.raises(ValueError, match=r"eos_token_id is \[2, 3\], but Keras models have one end_id"):
         from_torch(make_torch_model("LinformerForCausalLM", eos_token_id=[2, 3]))
-    with pytest.raises(
-        FileNotFoundError, match=r"holds no model: there is neither config\.json nor model/config\.json"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"has no model: there is neither config\.json nor model/config\.json"):
         from_torch(tmp_path)
     make_torch_model("LinformerForQuestionAnswering").save_pretrained(tmp_path)
-    with pytest.raises(TypeError, match="holds a LinformerForQuestionAnswering, which has no Keras counterpart"):
+    with pytest.raises(TypeError, match="contains a LinformerForQuestionAnswering, which has no Keras counterpart"):
         from_torch(tmp_path)
     with pytest.raises(TypeError, match="Dense has no PyTorch counterpart"):
         to_torch(keras.layers.Dense(3))

@@ -93,17 +93,17 @@ def longest_input(model: Any) -> int | None:
 def read_text_file(path: Path) -> str:
     """The text of a UTF-8 file; raises if it is not text, or empty."""
     if path.is_dir():
-        raise UserError(f"--text is {path}, a directory; give a file in it")
+        raise UserError(f"--text is {path}, a directory; pass a file in it")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"--text is {path}, which cannot be read ({error.strerror}); give a UTF-8 text file") from None
+        raise UserError(f"--text is {path}, which cannot be read ({error.strerror}); pass a UTF-8 text file") from None
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise UserError(f"--text is {path}, which is not UTF-8 text; give a plain text file")
+        raise UserError(f"--text is {path}, which is not UTF-8 text; pass a plain text file")
     if not text.strip():
-        raise UserError(f"--text is {path}, which is empty; give a file with text")
+        raise UserError(f"--text is {path}, which is empty; pass a file with text")
     return text
 
 
@@ -112,18 +112,18 @@ def cut_pieces(encoder: Encoder, texts: list[str], length: int, pieces: int) -> 
     most = longest_input(encoder.model)
     if most is not None and length > most:
         raise UserError(
-            f"--length is {length}, but {encoder.name} takes at most {most} tokens; give --length {most} or less"
+            f"--length is {length}, but {encoder.name} accepts at most {most} tokens; pass --length {most} or less"
         )
     before, after = special_tokens(encoder.tokenizer)
     own = length - len(before) - len(after)
     if own < 1:
         special = length - own
         raise UserError(
-            f"--length is {length}, of which {special} are special tokens; give --length {special + 1} or more"
+            f"--length is {length}, of which {special} are special tokens; pass --length {special + 1} or more"
         )
     tokens = [token for text in texts for token in plain_tokens(encoder.tokenizer, text)]
     if not tokens:
-        raise UserError(f"the tokenizer of {encoder.name} finds no token in the text; give another text")
+        raise UserError(f"the tokenizer of {encoder.name} finds no token in the text; pass another text")
     return [[*before, *tokens[start : start + own], *after] for start in piece_starts(len(tokens), own, pieces)]
 
 

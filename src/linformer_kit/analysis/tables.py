@@ -8,6 +8,7 @@ import numpy as np
 
 from ..csv_tables import Row, as_text, read_rows, write_rows
 from ..errors import UserError
+from ..formatting import plural
 from ..plots.spectrum import Layer
 from .singular_values import SHARES, Curves, quarter, rank_for_share, stored_points, suggest_lengths
 
@@ -58,12 +59,12 @@ def read_tables(directory: Path) -> tuple[list[Layer], list[Row], str]:
     try:
         curves, ranks, rows = (read_rows(directory / name) for name in (CURVES, RANKS, LAYERS))
         pieces, length = int(ranks[0]["pieces"]), int(ranks[0]["length"])
-        source = f"{ranks[0]['model']}, {pieces} {'piece' if pieces == 1 else 'pieces'} of {length:,} tokens"
+        source = f"{ranks[0]['model']}, {plural(pieces, 'piece')} of {length:,} tokens"
         layers = [read_layer(row, curves, ranks) for row in rows]
         if not layers:
             raise ValueError(f"{LAYERS} has no rows")
     except (csv.Error, LookupError, TypeError, ValueError) as error:  # missing columns, rows or numbers
-        raise UserError(f"{directory} holds a damaged spectrum ({error}); run `linformer spectrum` again") from None
+        raise UserError(f"{directory} contains a damaged spectrum ({error}); run `linformer spectrum` again") from None
     return layers, rows, source
 
 

@@ -191,7 +191,7 @@ class Comparison:
             return self.sweep.time_limit <= float(found["time_limit"])
         return status not in ("", OUT_OF_MEMORY, FAILED)
 
-    def rivals(self, points: list[Point]) -> list[Point]:
+    def timed_together(self, points: list[Point]) -> list[Point]:
         """All points that are timed together: those of this sweep, and earlier ones of the same group and batch."""
         sizes = {(point.length, point.batch) for point in points}
         wanted = {**{name: getattr(points[0], name) for name in ("subject", "step", "backend")}, "phase": ""}
@@ -200,7 +200,7 @@ class Comparison:
 
     def is_timed(self, points: list[Point]) -> bool:
         """Whether all were timed; a new command retries a point that fits alone but failed next to the others."""
-        rows = [self.found(point) for point in self.rivals(points)]
+        rows = [self.found(point) for point in self.timed_together(points)]
         return all(
             row.get("status") and not (row["memory_status"] == OK and row["status"] in (OUT_OF_MEMORY, FAILED))
             for row in rows
@@ -208,10 +208,10 @@ class Comparison:
 
     def isolate(self, point: Point, points: list[Point]) -> None:
         """Check a point, measure its memory, and record whether it can be timed."""
-        found = self.refusal(point) or measure_isolated(point, self.sweep.time_limit)
+        found = self.skip_reason(point) or measure_isolated(point, self.sweep.time_limit)
         if found.status == OK:  # all points of a group share their rounds, so earlier times are discarded
-            rivals = [rival for rival in self.rivals(points) if self.found(rival).get("memory_status") == OK]
-            self.table.put([{**self.row(rival), **as_row(Timing(""))} for rival in rivals])
+            together = [each for each in self.timed_together(points) if self.found(each).get("memory_status") == OK]
+            self.table.put([{**self.row(each), **as_row(Timing(""))} for each in together])
         measured: dict[str, Any] = {"memory_status": found.status, "peak_mib": found.peak_mib, "note": found.note}
         measured |= {"time_limit": self.sweep.time_limit, "status": None if found.status == OK else found.status}
         columns = {**found.columns, "": found.columns.get("", {}) | measured}
@@ -219,7 +219,7 @@ class Comparison:
         words = (found.status if found.peak_mib is None else format_size(found.peak_mib), found.note)
         say(self.console, f"{point}: {'; '.join(filter(None, words))}")
 
-    def refusal(self, point: Point) -> Isolated | None:
+    def skip_reason(self, point: Point) -> Isolated | None:
         """The result of a point that is not tried: smaller inputs did not fit or took too long, or it was wrong."""
         same = {"subject": point.subject, "step": point.step, "implementation": point.implementation, "phase": ""}
         same |= {name: getattr(point, name) for name in ("variant", "backend", "block_length", "projected_length")}
@@ -236,7 +236,7 @@ class Comparison:
 
     def time(self, points: list[Point]) -> None:
         """Time all points that passed in interleaved rounds."""
-        passed = [point for point in self.rivals(points) if self.found(point)["memory_status"] == OK]
+        passed = [point for point in self.timed_together(points) if self.found(point)["memory_status"] == OK]
         if not passed:
             return
         timings = measure_rounds(passed, self.sweep.seconds, self.sweep.rounds, self.holds_memory(passed))
@@ -274,9 +274,11 @@ def group_name(points: Sequence[Point]) -> str:
 
 def point_from(row: Row, sweep: Sweep) -> Point:
     """The point of a row."""
-    numbers = {name: int(row[name]) if row[name] else None for name in ("projected_length", "block_length")}
-    texts = {name: row[name] for name in ("subject", "step", "implementation", "variant", "backend")}
-    return Point(**texts, **numbers, length=int(row["length"]), batch=int(row["batch"]), **sweep.sizes)  # type: ignore[arg-type]
+    names = ("subject", "step", "implementation", "variant", "backend")
+    values: dict[str, Any] = {name: row[name] for name in names}
+    values |= {name: int(row[name]) for name in ("length", "batch")}
+    values |= {name: int(row[name]) if row[name] else None for name in ("projected_length", "block_length")}
+    return Point(**values, **sweep.sizes)
 
 
 def device_name(device: str) -> str:

@@ -88,13 +88,13 @@ def saved_config(directory: str) -> LinformerConfig:
     options = next(filter(None, found), {})
     if options.get("model_type") != "linformer":
         raise UserError(
-            f"model is {directory!r}, which has no configuration of a Linformer (config.json); give the directory of a "
+            f"model is {directory!r}, which has no configuration of a Linformer (config.json); pass the directory of a "
             "finished run or of a saved model"
         )
     config = LinformerConfig.from_dict(options)
     if config.is_decoder or config.is_encoder_decoder or config.projection == "none":
         kind = "has full attention" if config.projection == "none" else "is a decoder or an encoder-decoder"
-        raise UserError(f"model is {directory!r}, which {kind}; give an encoder with a projection")
+        raise UserError(f"model is {directory!r}, which {kind}; pass an encoder with a projection")
     return config
 
 

@@ -89,12 +89,12 @@ class LinformerPytorchEncoderDecoder(nn.Module):
         return Seq2SeqLMOutput(logits=self.model(input_ids, decoder_input_ids))
 
 
-# reading and decoding
+# prefill and decoding
 
 
 @dataclass(frozen=True)
 class DecodingState:
-    """The cache after reading, the next token, and other inputs of each call."""
+    """The cache after prefill, the next token, and other inputs of each call."""
 
     cache: LinformerCache
     token_B1: Tensor
@@ -106,7 +106,7 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def read(model: Any, ids_BN: Tensor) -> DecodingState:
+def prefill(model: Any, ids_BN: Tensor) -> DecodingState:
     """Process a prompt, or encode a source and start the target; the cache then holds the rows of cross-attention."""
     if is_causal_lm(model):
         output, inputs = model(ids_BN, use_cache=True, logits_to_keep=1), {}
@@ -168,7 +168,7 @@ def check_generator(point: Point, build: Build) -> None:
 @torch.no_grad()
 def check_cache(name: str, model: Any, exact: Any, ids_BN: Tensor, new_BT: Tensor) -> None:
     """Compare logits computed token by token from the cache with the plain form of one pass over all tokens."""
-    state = read(model, ids_BN)
+    state = prefill(model, ids_BN)
     decode(model, state, new_BT.shape[1])  # must not change the state
     cache = copy_cache(state.cache)
     logits_BTV = torch.cat([next_logits(model, state, cache, token_B1) for token_B1 in new_BT.split(1, dim=1)], dim=1)
@@ -208,12 +208,12 @@ def generator_workload(point: Point, build: Build) -> Workload:
         return model.generate(ids_BN, attention_mask=torch.ones_like(ids_BN), **options)
 
     if point.step == "decoding":
-        call = partial(decode, model, read(model, ids_BN), point.target_length)
+        call = partial(decode, model, prefill(model, ids_BN), point.target_length)
         return torch_workload(point, model, call, cache_bytes=call().nbytes)
     calls: dict[str, Callable[[], object]] = {
         "forward": torch.no_grad()(lambda: model(**inputs).logits),
         "training": training,
         "generation": generation,
-        "reading": partial(read, model, ids_BN),
+        "prefill": partial(prefill, model, ids_BN),
     }
     return torch_workload(point, model, calls[point.step])

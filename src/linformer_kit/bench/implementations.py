@@ -51,7 +51,7 @@ class SubjectKind:
 
 
 PASSES = ("forward", "training")
-GENERATION = (*PASSES, "generation", "reading", "decoding")
+GENERATION = (*PASSES, "generation", "prefill", "decoding")
 SUBJECT_KINDS: dict[str, SubjectKind] = {
     "layer": SubjectKind(PASSES, layers.check_layer, layers.layer_workload),
     "causal-layer": SubjectKind(PASSES, layers.check_causal_layer, layers.layer_workload),
@@ -124,7 +124,7 @@ def can_do(name: str, subject: str, step: str, backend: str = "torch") -> bool:
         return False
     if backend != "torch":
         return subject == "layer" and name in (OURS, FULL)
-    if step in ("reading", "decoding"):
+    if step in ("prefill", "decoding"):
         return IMPLEMENTATIONS[name].package == KIT
     return step == "forward" or name != GEMM
 

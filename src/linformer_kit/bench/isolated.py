@@ -115,7 +115,7 @@ def run_worker(
 # in the worker
 
 
-def isolated_here(point: Point, time_limit: float) -> Isolated:
+def run_isolated(point: Point, time_limit: float) -> Isolated:
     try:
         check(point)
     except WrongImplementation as error:
@@ -147,7 +147,7 @@ def peak_of(call: Callable[[], object], point: Point) -> int | None:
     return memory.max_memory_allocated(point.device) - before
 
 
-def rounds_here(points: Sequence[Point], seconds: float, rounds: int, hold: bool) -> list[Timing]:
+def run_rounds(points: Sequence[Point], seconds: float, rounds: int, hold: bool) -> list[Timing]:
     hold_memory(hold)
     calls: dict[int, Callable[[], object]] = {}
     for index, point in enumerate(points):
@@ -175,11 +175,11 @@ def main() -> None:
     if points[0].subject == "preparation":
         use_one_core()
     if "rounds" in request:
-        timings = rounds_here(points, **request)
+        timings = run_rounds(points, **request)
         print(json.dumps({"status": OK, "timings": [asdict(timing) for timing in timings]}))
         return
     try:
-        found = isolated_here(points[0], **request)
+        found = run_isolated(points[0], **request)
     except Exception as error:
         if is_out_of_memory(error):
             raise MemoryError("not enough memory") from error

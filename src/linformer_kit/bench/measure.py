@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..process_memory import bytes_in, is_out_of_memory, peak_resident, release_free_memory, status_bytes
 
@@ -44,8 +44,8 @@ class Timing:
     phases: dict[str, "Timing"] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, seconds: list[float], **more: object) -> "Timing":
-        return cls(OK, statistics.median(seconds), min(seconds), max(seconds), len(seconds), **more)  # type: ignore[arg-type]
+    def of(cls, seconds: list[float], **more: Any) -> "Timing":
+        return cls(OK, statistics.median(seconds), min(seconds), max(seconds), len(seconds), **more)
 
 
 def as_row(timing: Timing) -> dict[str, object]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 Subject = Literal["layer", "causal-layer", "encoder", "encoder-decoder", "causal-lm", "trainer", "preparation"]
-Step = Literal["forward", "training", "generation", "reading", "decoding", "preparation"]
+Step = Literal["forward", "training", "generation", "prefill", "decoding", "preparation"]
 Backend = Literal["torch", "keras-torch", "keras-jax", "keras-tensorflow"]
 SUBJECTS: tuple[str, ...] = get_args(Subject)
 STEPS: tuple[str, ...] = get_args(Step)
@@ -24,7 +24,8 @@ NAMES = (
     *(OURS, FULL, FULL_EAGER, LINFORMER, LINFORMER_PYTORCH, "bert", BERT_EAGER, "modern-bert", "longformer"),
     *("big-bird", "nystromformer", "fnet", "led", "long-t5", GEMM),
 )
-RENAMED = {"linformer-kit-none": FULL}
+# former names, by column; sweeps accept them with a warning
+RENAMED = {"implementation": {"linformer-kit-none": FULL}, "step": {"reading": "prefill"}}
 
 # input sizes of the check of a model: more rows than one chunk of queries or of the feed-forward
 CHECKED_BATCH, CHECKED_LENGTH, CHECKED_ROWS = 18, 64, 32
@@ -91,6 +92,14 @@ KEYS = (
     *("subject", "step", "implementation", "variant", "backend"),
     *("length", "projected_length", "block_length", "batch", "phase"),
 )
+
+
+def current_name(column: str, value: str) -> str:
+    """
+    >>> current_name("step", "reading"), current_name("step", "forward"), current_name("phase", "reading")
+    ('prefill', 'forward', 'reading')
+    """
+    return RENAMED.get(column, {}).get(value, value)
 
 
 def size_words(length: int | None, projected_length: int | None, block_length: int | None) -> list[str]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UserError
-from ..formatting import format_duration, format_size
+from ..formatting import format_duration, format_size, plural
 from .isolated import Isolated, measure_isolated, measure_rounds
 from .layers import make_layer
 from .machine import describe_machine
@@ -108,7 +108,7 @@ def keras_backend(device: str) -> tuple[str, dict[str, str]]:
     try:
         import keras
     except ValueError as error:  # KERAS_BACKEND is unknown
-        raise UserError(f"Keras does not start: {error}") from None
+        raise UserError(f"Keras cannot be imported: {error}") from None
     backend = keras.backend.backend()
     if backend == "torch":
         check_device(device)
@@ -143,5 +143,6 @@ def show(found: dict[str, Any], console: Console) -> None:
     if found["ratio"]:
         console.print(f"Full attention takes {found['ratio']:.2f} times as long.", highlight=False)
     machine = found["machine"]
-    facts = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, torch {machine['torch']}"
+    counts = ", ".join(plural(machine[f"{noun}s"], noun) for noun in ("core", "thread") if machine[f"{noun}s"])
+    facts = f"{machine['cpu']}, {counts}, torch {machine['torch']}"
     console.print(f"{facts}, float32, warm", style="dim", highlight=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..csv_tables import Row, Table, read_table
 from .measure import MEASURED
-from .point import FULL, KEYS
+from .point import FULL, KEYS, current_name
 
 # `note` is the reason for a missing number, `time_limit` is in seconds, `share` is the fraction of a phase in a call
 FOUND = (
@@ -27,7 +27,7 @@ SAME = (
 
 
 def open_table(path: Path) -> Table:
-    return Table(path, KEYS, (*FOUND, *FACTS))
+    return Table(path, KEYS, (*FOUND, *FACTS), renamed)
 
 
 def read_points(path: Path, phases: bool = False) -> list[Row]:
@@ -35,7 +35,12 @@ def read_points(path: Path, phases: bool = False) -> list[Row]:
 
     `projected_length` is empty for implementations without projection.
     """
-    return [row for row in read_table(path, COLUMNS) if phases or not row["phase"]]
+    return [renamed(row) for row in read_table(path, COLUMNS) if phases or not row["phase"]]
+
+
+def renamed(row: Row) -> Row:
+    """A row with former names of implementations and steps replaced."""
+    return {column: current_name(column, value) for column, value in row.items()}
 
 
 def baseline_of(row: Row, rows: Iterable[Row], implementation: str = FULL) -> Row | None:

@@ -7,7 +7,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,12 +27,12 @@ from .point import (
     LINFORMER,
     LINFORMER_PYTORCH,
     OURS,
-    RENAMED,
     TRAINING_SUBJECTS,
     Backend,
     Point,
     Step,
     Subject,
+    current_name,
 )
 from .targets import Target
 
@@ -126,13 +126,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def read_sweep(keys: Mapping[str, Any]) -> Sweep:
     """Check keys and values."""
-    sweep: Sweep = converted(with_sizes_of_model(keys), Sweep, "")
-    for name in RENAMED.keys() & set(sweep.implementations):
-        warnings.warn(f"the implementation {name} is now called {RENAMED[name]}", FutureWarning, stacklevel=2)
-    sweep = replace(sweep, implementations=[RENAMED.get(name, name) for name in sweep.implementations])
+    sweep: Sweep = converted(with_sizes_of_model(with_current_names(dict(keys))), Sweep, "")
     for name in LISTS:
         if not getattr(sweep, name):
-            raise UserError(f"{name} is empty; give at least one")
+            raise UserError(f"{name} is empty; pass at least one")
     for name, backend in product(sweep.implementations, sweep.backends):
         if name not in IMPLEMENTATIONS:
             known = list(IMPLEMENTATIONS)
@@ -150,6 +147,19 @@ def read_sweep(keys: Mapping[str, Any]) -> Sweep:
         if subject in sweep.subjects and sweep.device != "cpu":
             raise UserError(f"device is {sweep.device}, but the subject {subject} is measured on the CPU; use cpu")
     return sweep
+
+
+def with_current_names(value: Any, key: str = "") -> Any:
+    """The value of a key, in lists and targets too, with former names replaced; each gets a warning."""
+    if isinstance(value, dict):
+        return {name: with_current_names(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_current_names(each, key) for each in value]
+    column = str(key).removesuffix("s")
+    if not isinstance(value, str) or (name := current_name(column, value)) == value:
+        return value
+    warnings.warn(f"the {column} {value} is now called {name}", FutureWarning, stacklevel=2)
+    return name
 
 
 def with_sizes_of_model(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,8 +188,10 @@ def check_combinations(sweep: Sweep) -> None:
         combinations = product(sweep.subjects, sweep.steps, sweep.backends)
         if not any(can_do(name, *combination) for combination in combinations):
             subjects = ", ".join(IMPLEMENTATIONS[name].builds)
-            asked = f"{' and '.join(sweep.subjects)} × {' and '.join(sweep.steps)} on {' and '.join(sweep.backends)}"
-            raise UserError(f"{name} has nothing to measure for {asked}; it has the subjects {subjects}")
+            requested = (
+                f"{' and '.join(sweep.subjects)} × {' and '.join(sweep.steps)} on {' and '.join(sweep.backends)}"
+            )
+            raise UserError(f"{name} has nothing to measure for {requested}; it has the subjects {subjects}")
         if sweep.model is not None and name not in (OURS, FULL, FULL_EAGER):
             raise UserError(
                 f"implementations has {name}, which cannot have the configuration of {sweep.model}; leave it out, or "
@@ -199,13 +211,13 @@ def check_sizes(sweep: Sweep) -> None:
         )
     if sweep.interleave_lengths and not sweep.batch and not sweep.tokens:
         raise UserError(
-            "tokens is 0, which finds a batch for each length; with interleave_lengths give batch or tokens"
+            "tokens is 0, which finds a batch for each length; with interleave_lengths, set batch or tokens"
         )
     rows, length = max(sweep.projected_lengths), max(sweep.lengths)
     if rows > length and any(IMPLEMENTATIONS[name].projects for name in sweep.implementations):
         raise UserError(
             f"projected_lengths has {rows:,}, but no length is larger than {length:,}, so nothing would be shortened; "
-            "give a smaller K, or greater lengths"
+            "use a smaller K, or longer inputs"
         )
 
 
@@ -221,10 +233,10 @@ def check_device(device: str) -> None:
 def read_keys(path: Path) -> dict[str, Any]:
     """The keys of a sweep in a file."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}; give a YAML file with the keys of a sweep (docs/compare.md)")
+        raise UserError(f"there is no file {path}; pass a YAML file with the keys of a sweep (docs/compare.md)")
     keys = read_yaml(path, "a sweep")
     if not isinstance(keys, dict):
-        raise UserError(f"{path} holds no keys; it may have {', '.join(asdict(Sweep()))}")
+        raise UserError(f"{path} has no keys; it may have {', '.join(asdict(Sweep()))}")
     return keys
 
 
@@ -238,4 +250,4 @@ def split_list(text: str, kind: type[int] | type[str]) -> list[Any]:
     try:
         return [kind(part) for part in parts]
     except ValueError:
-        raise UserError(f"{text!r} is not a list of whole numbers, such as 512,1024") from None
+        raise UserError(f"{text!r} is not a list of integers, such as 512,1024") from None

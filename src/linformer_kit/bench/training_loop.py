@@ -49,11 +49,11 @@ class PhaseTimer:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Times a block, or as a decorator the calls of a function."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - begun
+            self.seconds[name] += time.perf_counter() - start
 
 
 def with_overhead(seconds: Mapping[str, float]) -> Phases:

@@ -321,7 +321,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         """Queries, NaN where a length is invalid, and lengths between 0 and the length of the values."""
         length = ops.shape(value)[1]
         is_valid_B = ops.logical_and(lengths >= 0, lengths <= length)
-        query = nan_unless(is_valid_B, query, f"lengths holds numbers outside 0 … {length}, the length of value")
+        query = nan_unless(is_valid_B, query, f"lengths contains numbers outside 0 … {length}, the length of value")
         return query, ops.clip(lengths, 0, length)
 
     def _check_call(self, query, value, key, attention_mask, use_causal_mask) -> None:

@@ -172,7 +172,7 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
 
 
 def pad_to(x: Tensor, length: Any) -> Tensor:
-    """(B, N, …) padded with zeros, or cut, to (B, `length`, …)."""
+    """(B, N, …) padded with zeros, or truncated, to (B, `length`, …)."""
     batch, current = ops.shape(x)[:2]
     if isinstance(current, int) and isinstance(length, int) and current >= length:
         return x[:, :length]

@@ -27,7 +27,7 @@ def check_features(name: str, shape: tuple[int | None, ...], rank: int | None = 
     if shape[-1] is None:
         raise ValueError(f"{name} has shape {tuple(shape)}; its width, the last dimension, must be known")
     if 0 in shape[1:]:
-        raise ValueError(f"{name} has shape {tuple(shape)}; it must hold at least one token")
+        raise ValueError(f"{name} has shape {tuple(shape)}; it must contain at least one token")
 
 
 def check_length(name: str, length: Any, limit: int | None, remedy: str) -> None:
@@ -99,10 +99,10 @@ def check_ids(name: str, ids: Any, count: int) -> None:
         )
     # Keras itself passes integers on as floats where it converts its inputs
     if "int" not in dtype and "float" not in dtype:
-        raise ValueError(f"{name} is {dtype}; it must hold integers, of shape (batch, length)")
+        raise ValueError(f"{name} is {dtype}; it must contain integers, of shape (batch, length)")
     value = concrete_value(ids)
     if value is not None and (value.min() < 0 or value.max() >= count or (value != value.astype("int64")).any()):
         raise ValueError(
-            f"{name} holds values from {value.min()} to {value.max()}; only the integers 0 … {count - 1} are allowed: "
-            "use the tokenizer of this model, or build the model with a larger vocabulary"
+            f"{name} contains values from {value.min()} to {value.max()}; only the integers 0 … {count - 1} are "
+            "allowed: use the tokenizer of this model, or build the model with a larger vocabulary"
         )

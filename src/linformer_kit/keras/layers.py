@@ -88,7 +88,7 @@ class Embeddings(keras.layers.Layer):
         for (name, count), x_BN in zip(counts.items(), (ids_BN, types_BN), strict=True):
             if x_BN is not None:
                 is_valid_B = ops.all(ops.logical_and(x_BN >= 0, x_BN < count), axis=1)
-                message = f"{name} holds values outside the allowed integers 0 … {count - 1}"
+                message = f"{name} contains values outside the allowed integers 0 … {count - 1}"
                 embedded_BNC = nan_unless(is_valid_B, embedded_BNC, message)
         return self.dropout(self.norm(embedded_BNC), training=training)
 

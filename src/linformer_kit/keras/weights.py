@@ -295,13 +295,13 @@ def load(folder: Path) -> Any:
     model = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     if not (model / "config.json").is_file():
         raise FileNotFoundError(
-            f"{folder} holds no model: there is neither config.json nor model/config.json; use the directory of a "
+            f"{folder} has no model: there is neither config.json nor model/config.json; use the directory of a "
             "finished run of `linformer train`, or one written by save_pretrained"
         )
     names = linformer_kit.LinformerConfig.from_pretrained(model).architectures or ["LinformerModel"]
     if names[0] not in MODELS:
         raise TypeError(
-            f"{folder} holds a {names[0]}, which has no Keras counterpart; supported are {', '.join(MODELS)}"
+            f"{folder} contains a {names[0]}, which has no Keras counterpart; supported are {', '.join(MODELS)}"
         )
     return getattr(linformer_kit, names[0]).from_pretrained(model)
 

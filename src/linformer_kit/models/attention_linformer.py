@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
 from .options_linformer import checked_options, positive_integer
 from .projection_linformer import DenseProjection, Projection, is_static, real_tokens_first, scaled
-from .validation_linformer import boolean_mask, check_features, computed_dtype
+from .validation_linformer import boolean_mask, check_features, compute_dtype
 
 # queries per chunk when no gradient is needed: intermediate results stay in the processor's cache
 QUERY_CHUNK = 1024
@@ -245,7 +245,7 @@ class LinformerAttention(MultiHeadLayer):
                 f"x has {x.shape[0]} examples but the context has {context.keys_BGKD.shape[0]}; pass one "
                 "context per example"
             )
-        kept, now = context.keys_BGKD, computed_dtype(self._like(x))
+        kept, now = context.keys_BGKD, compute_dtype(self._like(x))
         if (kept.dtype, kept.device) != (now, x.device):
             raise ValueError(
                 f"the context was projected to {kept.dtype} on {kept.device} but x needs {now} on {x.device}; "

@@ -82,7 +82,7 @@ def append_rows(old: Iterable[Tensor], new: Iterable[Tensor], old_count: Count, 
     return [real_tokens_first(rows, torch.cat(in_use, dim=1))[0] for rows in joined]
 
 
-def cut(rows_BPF: Tensor, pieces: list[tuple[int, int]]) -> Sequence[Tensor]:
+def slice_rows(rows_BPF: Tensor, pieces: list[tuple[int, int]]) -> Sequence[Tensor]:
     """The rows of each (first, after), by `split` if possible: the gradient of a slice has the size of the input."""
     if all(after == first for (_, after), (first, _) in pairwise([(0, 0), *pieces, (rows_BPF.shape[1], 0)])):
         return rows_BPF.split([after - first for first, after in pieces], dim=1)
@@ -320,9 +320,9 @@ class CausalLinformerAttention(MultiHeadLayer):
         for (first, after), (low, high), query_BQF, token_keys_BPF, token_values_BPF in zip(
             queries,
             around,
-            cut(query_BTF, queries),
-            cut(tokens.keys_BPF, around),
-            cut(tokens.values_BPF, around),
+            slice_rows(query_BTF, queries),
+            slice_rows(tokens.keys_BPF, around),
+            slice_rows(tokens.values_BPF, around),
             strict=True,
         ):
             query_BHQD = query_BQF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)

@@ -214,12 +214,12 @@ class LinformerConfig(PreTrainedConfig):
         if len(self.projected_length) != self.num_hidden_layers:
             raise ValueError(
                 f"projected_length has {len(self.projected_length)} numbers but num_hidden_layers is "
-                f"{self.num_hidden_layers}; give one number, or one per layer"
+                f"{self.num_hidden_layers}; pass one number, or one per layer"
             )
         if self.sharing == "layerwise" and len(set(self.projected_length)) > 1:
             raise ValueError(
                 f"projected_length is {self.projected_length} with sharing='layerwise', which has one matrix for all "
-                "layers; give one number, or use sharing='kv'"
+                "layers; pass one number, or use sharing='kv'"
             )
         return self.projected_length
 

@@ -11,7 +11,7 @@ from .attention_linformer import LinformerAttention
 from .multihead_linformer import is_plain_linear, linear_into
 from .options_linformer import boolean, checked_options, choice, positive_integer, probability
 from .projection_linformer import Projection, make_projection
-from .validation_linformer import boolean_mask, check_features, computed_dtype
+from .validation_linformer import boolean_mask, check_features, compute_dtype
 
 FEED_FORWARDS = ("gelu", "relu", "gated", "none")
 
@@ -25,7 +25,7 @@ def feed_forward(x_BNC: Tensor, inner: nn.Linear, activation: Callable[[Tensor],
     is_whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or rows_XC.shape[0] <= ROW_CHUNK
     if is_whole or not (is_plain_linear(inner) and is_plain_linear(outer)):
         return outer(activation(inner(x_BNC)))
-    output_XC = x_BNC.new_empty(rows_XC.shape[0], outer.out_features, dtype=computed_dtype(outer.weight))
+    output_XC = x_BNC.new_empty(rows_XC.shape[0], outer.out_features, dtype=compute_dtype(outer.weight))
     for first in range(0, rows_XC.shape[0], ROW_CHUNK):
         rows = slice(first, first + ROW_CHUNK)
         linear_into(output_XC[rows], outer, activation(inner(rows_XC[rows])))
@@ -186,13 +186,13 @@ class LinformerEncoder(nn.Module):
         if len(projected_length) != depth:
             raise ValueError(
                 f"projected_length has {len(projected_length)} numbers but depth is {depth}; "
-                "give one number, or one per layer"
+                "pass one number, or one per layer"
             )
         lengths = [positive_integer("projected_length", length) for length in projected_length]
         if sharing == "layerwise" and len(set(lengths)) > 1:
             raise ValueError(
                 f"projected_length is {lengths} with sharing='layerwise', which has one matrix for all layers; "
-                "give one number, or use sharing='kv'"
+                "pass one number, or use sharing='kv'"
             )
         return lengths
 

@@ -136,7 +136,7 @@ class Projection(ProjectionFacts, nn.Module):
         built = make_projection(**options)
         for old, new in zip(self.tensors(), built.tensors(), strict=True):
             with torch.no_grad():
-                new.data = self.stretched(old, max_length).to(device=old.device, dtype=old.dtype)
+                new.data = self.resized_weight(old, max_length).to(device=old.device, dtype=old.dtype)
             new.requires_grad_(old.requires_grad)
         return built.train(self.training)
 
@@ -144,7 +144,7 @@ class Projection(ProjectionFacts, nn.Module):
         """Parameters and buffers."""
         return [*self.parameters(), *self.buffers()]
 
-    def stretched(self, weight: Tensor, max_length: int) -> Tensor:
+    def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         """A weight of this projection, converted for `resized`."""
         return weight.detach().clone()
 
@@ -227,7 +227,7 @@ class LinearProjection(DenseProjection, kind="linear"):
         with torch.no_grad():
             self.weight.normal_(std=0.1 * math.sqrt(projected_length) / length).add_(means_NK[:, None])
 
-    def stretched(self, weight: Tensor, max_length: int) -> Tensor:
+    def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         return repeated_rows(weight, max_length)
 
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
@@ -317,7 +317,7 @@ class ConvProjection(Projection, kind="conv"):
         with torch.no_grad():
             self.weight.normal_(std=0.1 / self.window).add_(1 / self.window)
 
-    def stretched(self, weight: Tensor, max_length: int) -> Tensor:
+    def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         assert self.options is not None
         window = -(-max_length // self.options["projected_length"])
         taps_MCW = nn.functional.interpolate(

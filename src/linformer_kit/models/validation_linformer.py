@@ -21,7 +21,7 @@ def check_features(name: str, x: Any, width: int, like: Tensor) -> None:
             f"{name} has width {x.shape[-1]} but this layer has embed_dim={width}; build it for the width of its input"
         )
     if x.shape[1] == 0:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}: it must hold at least one token")
+        raise ValueError(f"{name} has shape {tuple(x.shape)}: it must contain at least one token")
     # a layer on the meta device with an input elsewhere is offloaded: hooks will load its weights
     if x.device != like.device and not like.is_meta:
         raise ValueError(
@@ -42,7 +42,7 @@ def autocast_is_on(device: torch.device) -> bool:
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
-def computed_dtype(weight: Tensor) -> torch.dtype:
+def compute_dtype(weight: Tensor) -> torch.dtype:
     """The dtype of products with `weight`: its own, or that of autocast."""
     is_cast = autocast_is_on(weight.device) and weight.dtype != torch.float64
     return torch.get_autocast_dtype(weight.device.type) if is_cast else weight.dtype
@@ -81,7 +81,7 @@ def check_integers(name: str, ids: Any, shape: str) -> None:
     if not isinstance(ids, Tensor):
         raise TypeError(f"{name} is a {type(ids).__name__}; it must be a tensor of shape {shape}")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise ValueError(f"{name} is {ids.dtype}; it must hold integers, of shape {shape}")
+        raise ValueError(f"{name} is {ids.dtype}; it must contain integers, of shape {shape}")
 
 
 def check_indices(name: str, ids: Any, count: int | None, batch: int, length: int) -> None:

@@ -41,7 +41,7 @@ LEGEND_CHARACTERS = 32  # of a label, if the legend is to have two columns
 MIN_POINTS = 3  # for an exponent: two points always lie on a line
 # the order of the panels; others follow in order of appearance
 SUBJECTS = ("layer", "causal-layer", "encoder", "encoder-decoder", "causal-lm")
-STEPS = ("forward", "training", "generation", "reading", "decoding")
+STEPS = ("forward", "training", "generation", "prefill", "decoding")
 # columns that are equal for all rows of a panel, with their descriptions
 SIZES = {
     **{"hidden_size": "hidden size {}", "num_heads": "{} heads", "num_layers": "{} layers", "sharing": "sharing {}"},
@@ -202,7 +202,15 @@ def describe_size(column: str, value: str) -> str:
     >>> describe_size("hidden_size", "512"), describe_size("num_layers", "2"), describe_size("num_layers", "1")
     ('hidden size 512', '2 layers', '1 layer')
     """
-    text = DESCRIPTIONS[column].format(value)
+    return fill_template(DESCRIPTIONS[column], value)
+
+
+def fill_template(template: str, value: str) -> str:
+    """
+    >>> fill_template("{} threads", "2"), fill_template("{} threads", "1")
+    ('2 threads', '1 thread')
+    """
+    text = template.format(value)
     return text.removesuffix("s") if value == "1" else text
 
 
@@ -241,7 +249,9 @@ def describe_setup(rows: Sequence[Row]) -> str:
         if different:
             sentences.append(f"The rows come from different {what}: {'; '.join(different)}")
         else:
-            sentences.append(", ".join(filter(None, (columns[column].format(*facts[column]) for column in facts))))
+            sentences.append(
+                ", ".join(filter(None, (fill_template(columns[column], *facts[column]) for column in facts)))
+            )
     dates = values(rows, "date")
     sentences.append(f"{dates[0]} to {dates[-1]}" if len(dates) > 1 else "".join(dates))
     return ". ".join(filter(None, sentences)) + "."

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .style import GRAY, PALETTE, Look, calm, growing_legend, legend, new_figure, nth_look, plain_label, save
+from .style import GRAY, PALETTE, Look, growing_legend, legend, new_figure, nth_look, plain_label, save, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def learning_curves(runs: Mapping[str, Metrics], metric: str) -> "Figure":
         for axes in panels[1:]:
             draw_line(axes, lines, metric, name, look, marker="o")
     for axes, what in zip(panels, ("loss", metric.replace("_", " ")), strict=False):
-        calm(axes)
+        style_axes(axes)
         axes.set(xlabel="step", ylabel=what)
         # perplexity falls from the size of the vocabulary
         low, high = axes.dataLim.intervaly
@@ -68,7 +68,7 @@ def add_legends(figure: "Figure", axes: "Axes", looks: Mapping[str, Look]) -> No
 def draw_lengths(summary: dict[str, Any], path: Path) -> None:
     """Histograms of the text lengths of each split, in tokens, with the length at which texts are truncated."""
     figure, (axes,) = new_figure(1, width=5.0)
-    calm(axes)
+    style_axes(axes)
     for (role, split), color in zip(summary["splits"].items(), PALETTE, strict=False):
         histogram, texts = split["length"]["histogram"], max(1, split["length"]["texts"])
         shares = [100 * count / texts for count in histogram["counts"]]

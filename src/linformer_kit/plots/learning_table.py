@@ -62,7 +62,7 @@ def draw_curves(
         axes.plot(*zip(*line, strict=True), label=name, **look)
     ylabel = "validation accuracy in %" if metric == "accuracy" else "validation perplexity"
     axes.set(xlabel="million tokens", ylabel=ylabel)
-    style.calm(axes, "During training, first seed")
+    style.style_axes(axes, "During training, first seed")
 
 
 def draw_scores(axes: "Axes", scores: Mapping[str, Sequence[float]], baseline: str) -> None:
@@ -80,7 +80,7 @@ def draw_scores(axes: "Axes", scores: Mapping[str, Sequence[float]], baseline: s
             axes.axvline(mean, color=style.GRAY, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(scores)), [textwrap.fill(name, 24) for name in scores])
     axes.set_ylim(len(scores) - 0.5, -0.5)
-    style.calm(axes, "On the test split")
+    style.style_axes(axes, "On the test split")
 
 
 def draw_learning_overview(rows: Sequence[Row], scores: Sequence[tuple[Sequence[float], Sequence[float]]]) -> "Figure":
@@ -105,6 +105,6 @@ def draw_learning_overview(rows: Sequence[Row], scores: Sequence[tuple[Sequence[
     for axes, title, one in ((left, "Quality", 100), (right, "Speed of training", 1)):
         axes.axvline(one, color=style.GRAY, linewidth=1, linestyle="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        style.calm(axes, title)
+        style.style_axes(axes, title)
     style.footnote(figure, "one dot per seed; `python benchmarks/learning.py`")
     return figure

@@ -26,7 +26,7 @@ def draw_quality(series: Series, metric: str, xlabel: str) -> "Figure":
         lengths, seeds = zip(*sorted(points.items()), strict=True)
         look: dict[str, Any] = {**style.nth_look(place), "marker": MARKERS[place % len(MARKERS)], **WHISKERS}
         means = [fmean(values) for values in seeds]
-        axes.errorbar(lengths, means, whiskers(seeds), label=name, markersize=6, linewidth=1.8, **look)
+        axes.errorbar(lengths, means, error_bars(seeds), label=name, markersize=6, linewidth=1.8, **look)
     style.over_length(axes, "", sorted({K for points in lines.values() for K in points}))
     finish(figure, axes, series)
     axes.set(xlabel=xlabel, ylabel=metric)
@@ -41,12 +41,12 @@ def draw_sharing(series: Series, metric: str, modes: Sequence[str]) -> "Figure":
     for index, (name, points) in enumerate(bars.items()):
         places = [modes.index(mode) + (index - (len(bars) - 1) / 2) * width for mode in points]
         means = [fmean(values) for values in points.values()]
-        errors = whiskers(points.values()) if any(len(values) > 1 for values in points.values()) else None
+        errors = error_bars(points.values()) if any(len(values) > 1 for values in points.values()) else None
         color, hatch = PALETTE[index % len(PALETTE)], "//" if index >= len(PALETTE) else None
         look: dict[str, Any] = {"color": color, "hatch": hatch, "error_kw": WHISKERS}
         drawn = axes.bar(places, means, width * 0.92, yerr=errors, label=name, **look)
         axes.bar_label(drawn, [f"{mean:.3f}" if mean < 10 else f"{mean:.1f}" for mean in means], padding=3, fontsize=9)
-    style.calm(axes)
+    style.style_axes(axes)
     finish(figure, axes, series)
     axes.set_xticks(range(len(modes)), modes)
     axes.set(xlabel="sharing of E and F", ylabel=metric)
@@ -59,7 +59,7 @@ def without_references(series: Series) -> Series:
     return {name: points for name, points in series.items() if None not in points}
 
 
-def whiskers(points: Iterable[Seeds]) -> list[tuple[float, ...]]:
+def error_bars(points: Iterable[Seeds]) -> list[tuple[float, ...]]:
     """Distances from the means to the lowest and to the highest values."""
     return list(zip(*((fmean(values) - min(values), max(values) - fmean(values)) for values in points), strict=True))
 

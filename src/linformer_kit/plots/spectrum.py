@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from .style import GRAY, MARKERS, PALETTE, calm, footnote, legend, new_figure, set_title, write_in_cell
+from .style import GRAY, MARKERS, PALETTE, footnote, legend, new_figure, set_title, style_axes, write_in_cell
 
 COLORS = mpl.colormaps["cividis"]
 MAX_NUMBERS = 16  # of numbers in a row or column of the heat map; more do not fit
@@ -45,7 +45,7 @@ def draw_curves(figure: Any, axes: Any, layers: Sequence[Layer]) -> None:
         band = np.quantile(layer.shares, MIDDLE_HALF, axis=0)
         axes.fill_between(layer.ks, *band, color=color, alpha=0.15, linewidth=0)
         axes.plot(layer.ks, layer.shares.mean(axis=0), color=color, linewidth=1.8)
-    calm(axes, "Share held by the k largest singular values")
+    style_axes(axes, "Share held by the k largest singular values")
     for k in {layer.quarter for layer in layers}:
         axes.axvline(k, color=GRAY, linestyle=":", linewidth=1.2)
     axes.set(xlabel="k", ylim=(0, 1.01), xlim=(0, max(layer.ks[-1] for layer in layers)))
@@ -91,7 +91,7 @@ def draw_heads(figure: Any, axes: Any, layers: Sequence[Layer]) -> None:
 def draw_ranks(layers: Sequence[Layer], source: str) -> Figure:
     """The number of singular values that hold each share, by layer."""
     figure, (axes,) = new_figure(1, width=6.5)
-    calm(axes, "Singular values needed for a share of their sum")
+    style_axes(axes, "Singular values needed for a share of their sum")
     for share, color, marker, offset in zip(layers[0].ranks, PALETTE, MARKERS, (-0.08, 0, 0.08), strict=False):
         heads = [(layer.number + offset, k) for layer in layers for k in layer.ranks[share]]
         look: dict[str, Any] = {"color": color, "marker": marker}

@@ -56,7 +56,7 @@ def set_title(axes: "Axes", title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
 
 
-def calm(axes: "Axes", title: str = "") -> None:
+def style_axes(axes: "Axes", title: str = "") -> None:
     """A title, and a light grid behind the data; no frame at the top and right."""
     set_title(axes, title)
     axes.grid(True, color="#dddddd", linewidth=0.7)
@@ -73,7 +73,7 @@ def over_length(axes: "Axes", title: str, lengths: Sequence[float]) -> None:
     """Title, grid and a logarithmic axis of lengths."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    calm(axes, plain_label(title))
+    style_axes(axes, plain_label(title))
     axes.set_xscale("log", base=2)
     step = max(1, -(-len(lengths) // 8))  # more labels would overlap
     axes.xaxis.set_major_locator(FixedLocator(list(lengths[::-step])))
@@ -143,6 +143,6 @@ def render(figure: "Figure", kind: str, name: str) -> bytes:
             figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, **options)
         except UserWarning:
             raise UserError(
-                "too many runs or too long names for one picture; give fewer runs, or rename their directories"
+                "too many runs or too long names for one picture; pass fewer runs, or rename their directories"
             ) from None
     return file.getvalue()

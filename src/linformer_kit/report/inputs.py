@@ -62,7 +62,7 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
                 "pass one of these"
             )
         else:
-            raise UserError(f"{path} does not exist; give tables of `linformer compare`, or directories of runs")
+            raise UserError(f"{path} does not exist; pass tables of `linformer compare`, or directories of runs")
     return inputs
 
 

@@ -28,14 +28,14 @@ def plot(paths: list[Path], what: str | None, text: str | None, output: Path) ->
     """Draw, and write PNG and SVG to the directory `output`, or one figure to the file `output`; returns the files."""
     is_file = output.suffix.lower() in SUFFIXES and not output.is_dir()
     if output.suffix.lower() in OTHER_SUFFIXES:
-        raise UserError(f"--output is {output}; give a .png or .svg file, or a directory")
+        raise UserError(f"--output is {output}; pass a .png or .svg file, or a directory")
     folder = output.parent if is_file else output
     check_writable(folder, CHOOSE_OUTPUT)
     pictures = figures(paths, what, text)
     if is_file and len(pictures) > 1:
         raise UserError(
             f"--output is the file {output}, but there are {len(pictures)} figures: {', '.join(pictures)}; "
-            "give a directory"
+            "pass a directory"
         )
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -59,7 +59,7 @@ def figures(paths: Sequence[Path], what: str | None = None, text: str | None = N
     if inputs.models:
         raise UserError(f"{inputs.models[0]} is a saved model; choose its figure with --what heads or --what slots")
     if (count := len(inputs.spectra)) > 1:
-        raise UserError(f"{count} spectra were given, whose figures have the same names; give one at a time")
+        raise UserError(f"{count} spectra were given, whose figures have the same names; pass one at a time")
     kinds = ["costs"] * bool(inputs.tables) + ["learning"] * bool(inputs.runs)
     found = {kind: make_figure(kind, inputs, text) for kind in kinds}
     for layers, _, source in inputs.spectra.values():
@@ -84,7 +84,7 @@ def check_inputs(inputs: Inputs, what: str) -> None:
                 f"--what {what} requires {' or '.join(shown)}, but {found[0]} is {kind}; omit it, or --what"
             )
     if what in OF_ONE_MODEL and (count := len(inputs.runs) + len(inputs.models)) > 1:
-        raise UserError(f"--what {what} shows one model, but {count} were given; give one run or saved model")
+        raise UserError(f"--what {what} shows one model, but {count} were given; pass one run or saved model")
 
 
 def make_figure(what: str, inputs: Inputs, text: str | None) -> "Figure":

@@ -28,12 +28,12 @@ NOT_METRICS = ("step", "best_step", "epoch", "steps", "parameters", "tokens", "s
 def report(paths: list[Path], output: Path) -> None:
     """Write the page about runs, tables of `linformer compare` and spectra."""
     if output.is_dir():
-        raise UserError(f"--output is {output}, a directory; give a file such as {output / 'report.html'}")
+        raise UserError(f"--output is {output}, a directory; pass a file such as {output / 'report.html'}")
     check_writable(output.parent, CHOOSE_OUTPUT)
     inputs = read_inputs(paths)
     if inputs.models:
         raise UserError(
-            f"{inputs.models[0]} is a saved model without a run; give runs, spectra, or tables of `linformer compare`"
+            f"{inputs.models[0]} is a saved model without a run; pass runs, spectra, or tables of `linformer compare`"
         )
     page = render_page(inputs)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,7 @@ class Picture:
 
 def draw_figures(inputs: Inputs) -> list[Picture]:
     """The costs of all tables, and the figures of the runs of each task: metrics of tasks are not comparable."""
-    found = [try_to_draw("costs", Inputs(tables=inputs.tables), "")] if inputs.tables else []
+    found = [draw_or_explain("costs", Inputs(tables=inputs.tables), "")] if inputs.tables else []
     tasks = list(dict.fromkeys(run.config.task for run in inputs.runs))
     for task in tasks:
         ending = f" of {task}" if len(tasks) > 1 else ""
@@ -220,15 +220,15 @@ def draw_task(task: str, runs: list[Run], ending: str) -> list[Picture]:
     from .run_settings import model_config
 
     started, finished = [run for run in runs if run.metrics], [run for run in runs if run.is_finished]
-    found = [try_to_draw("learning", Inputs(runs=started), ending)] if started else []
+    found = [draw_or_explain("learning", Inputs(runs=started), ending)] if started else []
     models = [model_config(run) for run in finished]
     for what, setting in (("quality", "slots" if task == "causal-lm" else "projected_length"), ("sharing", "sharing")):
         if len({str(model[setting]) for model in models}) > 1:
-            found.append(try_to_draw(what, Inputs(runs=finished), ending))
+            found.append(draw_or_explain(what, Inputs(runs=finished), ending))
     return found
 
 
-def try_to_draw(what: str, inputs: Inputs, ending: str) -> Picture:
+def draw_or_explain(what: str, inputs: Inputs, ending: str) -> Picture:
     try:
         return make_picture(what + ending, make_figure(what, inputs, None))
     except UserError as error:
@@ -249,7 +249,7 @@ def alternative_text(figure: "Figure") -> str:
             panels.append(panel)
     labels = dict.fromkeys(label for axes in figure.axes for label in axes.get_legend_handles_labels()[1])
     lines = f". Lines: {', '.join(labels)}" if labels else ""
-    return f"Panels: {'; '.join(panels)}{lines}. The tables hold the numbers.".replace(r"\$", "$")
+    return f"Panels: {'; '.join(panels)}{lines}. The tables have the numbers.".replace(r"\$", "$")
 
 
 # spectra

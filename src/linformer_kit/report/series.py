@@ -53,7 +53,7 @@ def draw_sharing(runs: Sequence[Run]) -> "Figure":
     modes = [mode for mode in SHARINGS if any(mode in points for points in series.values())]
     if not modes:
         names = ", ".join(Projection.kind_names("has_matrices"))
-        raise UserError(f"none of the runs has matrices to share; give runs with one of the projections {names}")
+        raise UserError(f"none of the runs has matrices to share; pass runs with one of the projections {names}")
     return quality.draw_sharing(series, label, modes)
 
 
@@ -65,7 +65,7 @@ def common_task(runs: Sequence[Run]) -> str:
     names = {run.config.task: run.name for run in reversed(runs)}
     if len(names) > 1:
         found = ", ".join(f"{name} is {task}" for task, name in names.items())
-        raise UserError(f"runs of different tasks cannot be compared: {found}; give runs of one task")
+        raise UserError(f"runs of different tasks cannot be compared: {found}; pass runs of one task")
     return next(iter(names))
 
 

@@ -70,7 +70,7 @@ def load_model(folder: Path, config: "RunConfig | None") -> LoadedModel:
     architecture = (LinformerConfig.from_pretrained(folder).architectures or [LinformerModel.__name__])[0]
     classes: dict[str, Any] = {each.__name__: each for each in MODELS.values()}
     if architecture not in classes:
-        raise UserError(f"{folder} holds a {architecture}; known architectures are {', '.join(classes)}")
+        raise UserError(f"{folder} contains a {architecture}; known architectures are {', '.join(classes)}")
     try:
         model = classes[architecture].from_pretrained(folder).eval()
     except Exception as error:  # of safetensors, JSON or transformers
@@ -86,7 +86,7 @@ def read_text(text: str | None, reason: str) -> str:
     from ..training.predict import path_exists
 
     if text is None:
-        raise UserError(f"{reason}; give --text, a text or a text file")
+        raise UserError(f"{reason}; pass --text, a text or a text file")
     path = Path(text)
     if text.strip() and path_exists(path.exists):
         return read_text_file(path)
@@ -119,7 +119,7 @@ def tokenize(model: LoadedModel, text: str) -> Tokens:
         encoded = classified_texts(tokenizer, [text], pairs, longest)
     (ids,), (length,) = encoded["input_ids"], encoded.pop("length")
     if not ids:
-        raise UserError("--text has no tokens; give a longer text")
+        raise UserError("--text has no tokens; pass a longer text")
     inputs = {name: torch.tensor(rows) for name, rows in encoded.items()}
     return Tokens(inputs, token_labels(tokenizer, ids), length - len(ids))
 

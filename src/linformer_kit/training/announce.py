@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import TrainerState
 
+from ..formatting import plural
 from ..process_memory import is_out_of_memory
 from .batches import Examples
 from .config import RunConfig
@@ -55,9 +56,8 @@ def announcement(trainer: LinformerTrainer, prepared: Prepared, config: RunConfi
             raise
     table.add_row("memory", memory)
     table.add_row("time", duration)
-    table.add_row(
-        "device", f"{trainer.args.device}, {trainer.accelerator.num_processes} process(es), {precision_of(trainer)}"
-    )
+    processes = plural(trainer.accelerator.num_processes, "process")
+    table.add_row("device", f"{trainer.args.device}, {processes}, {precision_of(trainer)}")
     return table
 
 

@@ -10,6 +10,7 @@ from accelerate import PartialState
 from transformers import TrainingArguments
 
 from ..errors import UserError
+from ..formatting import plural
 from .config import RunConfig, TrainingConfig
 from .run import RunFolder
 
@@ -98,7 +99,7 @@ def device_batch_size(config: RunConfig) -> int:
     size, rest = divmod(config.training.batch_size, parts)
     if rest or size == 0:
         raise UserError(
-            f"training.batch_size is {config.training.batch_size}, not a multiple of {processes} process(es) × "
+            f"training.batch_size is {config.training.batch_size}, not a multiple of {plural(processes, 'process')} × "
             f"training.accumulate={config.training.accumulate}; choose a multiple of {parts}"
         )
     return size
@@ -110,7 +111,7 @@ def best_metric(config: RunConfig) -> str:
 
 
 def prepare_reporting(config: RunConfig, run: RunFolder) -> None:
-    """Check that TensorBoard or Weights & Biases is installed, and direct its files to the run folder."""
+    """Check that TensorBoard or Weights & Biases is installed, and direct its files to the run directory."""
     report = config.training.report
     if report == "none":
         return

@@ -36,7 +36,7 @@ def step_of(path: Path) -> int:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
+    """The checkpoints of a directory, oldest first."""
     found = [path for path in folder.glob(f"{PREFIX}*") if re.fullmatch(rf"{PREFIX}\d+", path.name)]
     return sorted(found, key=step_of)
 
@@ -47,7 +47,7 @@ def atomic_checkpoint(
 ) -> Iterator[Path]:
     """`files.atomic_directory` with checksums; disk errors become a `UserError` that names the last checkpoint."""
     try:
-        with atomic_directory(folder, is_writer=is_writer, barrier=barrier, before_rename=seal) as unfinished:
+        with atomic_directory(folder, is_writer=is_writer, barrier=barrier, before_rename=write_manifest) as unfinished:
             yield unfinished
     except Exception as error:
         # libraries written in Rust do not raise OSError
@@ -57,17 +57,17 @@ def atomic_checkpoint(
 
 
 def write_error(folder: Path, error: Exception) -> UserError:
-    """The error for a full disk or a folder that cannot be written."""
+    """The error for a full disk or a directory that cannot be written."""
     places = (folder.parent, folder.parent / "checkpoints", folder / "checkpoints")
     last = next((found[-1] for place in places if (found := checkpoints_in(place))), None)
     kept = "there is no checkpoint yet" if last is None else f"the last complete checkpoint is {last}"
     return UserError(
-        f"{folder} could not be written ({error}); {kept}. Free some space or fix the folder, "
+        f"{folder} could not be written ({error}); {kept}. Free some space or fix the directory, "
         "then resume with the same command"
     )
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Store the checksums of all files in a manifest and flush everything to disk."""
     sums = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -307,7 +307,7 @@ def check_model_keys(model: dict[str, Any]) -> None:
     if "from" in model and (others := sorted(set(model) - {"from"} - CHANGEABLE_MODEL_FIELDS)):
         raise UserError(
             f"model.from loads a saved model, which determines model.{others[0]}; remove that key "
-            "(on the command line, model='{from: FOLDER}' replaces the whole section). "
+            "(on the command line, model='{from: DIRECTORY}' replaces the whole section). "
             f"Allowed with model.from: {', '.join(sorted(CHANGEABLE_MODEL_FIELDS))}"
         )
 

@@ -29,10 +29,10 @@ The shipped files are in [src/linformer_kit/configs](../src/linformer_kit/config
 
 MODEL_BEGIN = """The fields of `LinformerConfig` ([encoders.md](encoders.md#the-configuration)) and two more keys:
 
-- `from`: the folder `model/` of a run, or another saved model, to start from, with its sizes and its tokenizer. Fields
-  that change attention or length may be set in addition: projection, projected length, sharing, `attention: full`, the
-  fields of decoders, `max_position_embeddings` and dropout. An E or F that the saved model lacks is initialized; all
-  other weights are kept.
+- `from`: the directory `model/` of a run, or another saved model, to start from, with its sizes and its tokenizer.
+  Fields that change attention or length may be set in addition: projection, projected length, sharing,
+  `attention: full`, the fields of decoders, `max_position_embeddings` and dropout. An E or F that the saved model lacks
+  is initialized; all other weights are kept.
 - `attention`: `full` selects full attention: the same model with `projection: none` and `decoder_attention: full`."""
 
 MODEL_DERIVED = "These fields are derived and cannot be set:"

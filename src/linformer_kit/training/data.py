@@ -1,4 +1,4 @@
-"""Reads files, folders and Hub datasets of any supported format into splits of rows."""
+"""Reads files, directories and Hub datasets of any supported format into splits of rows."""
 
 import codecs
 import glob
@@ -231,8 +231,9 @@ def hub_splits(data: DataConfig) -> dict[str, str]:
 
 def hub_error(data: DataConfig, error: Exception) -> UserError:
     return UserError(
-        f"data.path is {data.path!r}: there is no such file or folder, and reading it from the Hugging Face Hub failed "
-        f"({type(error).__name__}: {' '.join(str(error).split())[:300]}); for local files, set data.path=FOLDER"
+        f"data.path is {data.path!r}: there is no such file or directory, and reading it from the Hugging Face Hub "
+        f"failed ({type(error).__name__}: {' '.join(str(error).split())[:300]}); for local files, set "
+        "data.path=DIRECTORY"
     )
 
 

@@ -27,11 +27,13 @@ from .train import evaluation_examples, quiet_libraries
 from .trainer import LinformerTrainer
 from .translate import batch_size_of, translations
 
+LABELS = {"cut_texts": "truncated texts"}  # of metrics in the printed table; others show their key
+
 
 def evaluate(
     folder: Path, split: str = "test", data: str | None = None, beams: int = 1, console: Console | None = None
 ) -> dict[str, Any]:
-    """Compute the metrics of a run on a split, or on the file or folder `data`; writes `evaluation.json`."""
+    """Compute the metrics of a run on a split, or on the file or directory `data`; writes `evaluation.json`."""
     console = console or Console(stderr=True)
     run, config = open_run(folder)
     quiet_libraries()
@@ -102,12 +104,12 @@ def prepared_rows(
     is_changed = split in trained_with and prepared.summary["splits"].get(split) != trained_with[split]
     if is_changed or prepared.tokenizer.get_vocab() != tokenizer.get_vocab() or prepared.labels != labels:
         raise UserError(
-            f"{config.data.path} has changed since the run was trained: it gives other examples, tokens or labels; "
-            "evaluate on a file with --data"
+            f"{config.data.path} has changed since the run was trained: it yields different examples, tokens or "
+            "labels; evaluate on a file with --data"
         )
     if split not in prepared.splits:
         raise UserError(
-            f"the data of the run have no {split} split; choose one of {', '.join(prepared.splits)} with --split, "
+            f"the data of the run has no {split} split; choose one of {', '.join(prepared.splits)} with --split, "
             "or a file with --data"
         )
     if split not in prepared.summary["splits"]:
@@ -120,12 +122,12 @@ def read_evaluation_file(
 ) -> tuple[Any, dict[str, Any]]:
     """Read and tokenize another file in the same way as the data of the run."""
     if not Path(data).exists():
-        raise UserError(f"--data is {data!r}: there is no such file or folder")
+        raise UserError(f"--data is {data!r}: there is no such file or directory")
     config = replace(config, data=replace(config.data, path=data, generated=None, streaming=False))
     sources = find_sources(config.data, config.task) or {}
     name = "test" if "test" in sources else next(iter(sources))
     if len(sources) > 1 and name != "test":
-        raise UserError(f"{data} has the splits {', '.join(sources)}; give one file")
+        raise UserError(f"{data} has the splits {', '.join(sources)}; pass one file")
     rows: Any = read_sources(sources[name], config.data, "file")
     check_columns(rows, config, "given")
     tokens = tokenize(rows, config, tokenizer, labels, "evaluation")
@@ -167,5 +169,7 @@ def table_of(metrics: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in metrics.items():
         if isinstance(value, float | int | str):
-            table.add_row(name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else f"{value}")
+            table.add_row(
+                LABELS.get(name, name.replace("_", " ")), f"{value:.4f}" if isinstance(value, float) else f"{value}"
+            )
     return table

@@ -67,7 +67,9 @@ def library_sources(stdlib: Path) -> Iterator[Source]:
 def site_sources(site: Path) -> Iterator[Source]:
     """Installed files: all directories of a distribution are one package."""
     owners = owners_of(site)
-    return folder_sources(site, "site-packages", lambda parts: owners.get(top_of(parts), top_of(parts)))
+    return folder_sources(
+        site, "site-packages", lambda parts: owners.get(top_level_entry(parts), top_level_entry(parts))
+    )
 
 
 def folder_sources(folder: Path, name: str, package: Callable[[tuple[str, ...]], str]) -> Iterator[Source]:
@@ -79,10 +81,10 @@ def folder_sources(folder: Path, name: str, package: Callable[[tuple[str, ...]],
             yield Source(os.path.join(root, file), package((*above, file)), "/".join((name, *above, file)))
 
 
-def top_of(parts: tuple[str, ...]) -> str:
+def top_level_entry(parts: tuple[str, ...]) -> str:
     """The entry of site-packages that a file belongs to; for byte code of a single module, that module.
 
-    >>> top_of(("torch", "nn", "init.py")), top_of(("__pycache__", "six.cpython-311.pyc"))
+    >>> top_level_entry(("torch", "nn", "init.py")), top_level_entry(("__pycache__", "six.cpython-311.pyc"))
     ('torch', 'six.py')
     """
     return parts[1].split(".")[0] + ".py" if parts[0] == "__pycache__" and parts[1:] else parts[0]
@@ -93,7 +95,7 @@ def owners_of(site: Path) -> dict[str, str]:
     owners: dict[str, str] = {}
     for distribution in sorted(distributions(path=[str(site)]), key=lambda found: found.name):
         files = (distribution.read_text("RECORD") or "").splitlines()
-        tops = {top_of(PurePosixPath(line.rsplit(",", 2)[0]).parts) for line in files}
+        tops = {top_level_entry(PurePosixPath(line.rsplit(",", 2)[0]).parts) for line in files}
         entries = sorted(tops - {"..", "__pycache__"})
         owner = next((owners[entry] for entry in entries if entry in owners), distribution.name)
         for entry in entries:
@@ -153,7 +155,7 @@ def gather(
     for split, kind in product(SPLITS, KINDS):  # the test split is last: its examples are copies of no others
         packages = [each for package, each in files[kind].items() if split_of[package] == split]
         # one from each package in turn, so that no package dominates
-        examples = take_turns(package_examples(kind, each, seed, known) for each in packages)
+        examples = round_robin(package_examples(kind, each, seed, known) for each in packages)
         found[split, kind] = list(islice(examples, wanted[split]))
         advance(f"{kind}, {split}")
     left_out = {
@@ -202,11 +204,11 @@ def split_packages(windows: dict[str, dict[str, int]], seed: int) -> dict[str, s
 def package_examples(kind: str, sources: list[Source], seed: int, known: set[bytes]) -> Iterator[Example]:
     """One window of each file, then a second of each, and so on; atypical ones and copies are left out."""
     shuffled = random.Random(seed).sample(sources, len(sources))
-    windows = take_turns(file_windows(kind, source, seed) for source in shuffled)
+    windows = round_robin(file_windows(kind, source, seed) for source in shuffled)
     return (window for window in windows if is_typical(window) and is_new(window, known))
 
 
-def take_turns(streams: Iterable[Iterator[Example]]) -> Iterator[Example]:
+def round_robin(streams: Iterable[Iterator[Example]]) -> Iterator[Example]:
     """One example of each stream, then a second of each, and so on; a stream is read only when it is its turn."""
     waiting = deque(streams)
     while waiting:
@@ -220,7 +222,7 @@ def file_windows(kind: str, source: Source, seed: int) -> Iterator[Example]:
     """Windows of a file in random order; none if its content contradicts its name."""
     if size := confirmed_size(kind, source):
         for start in window_starts(size, f"{seed} {source.name}")[:WINDOWS_PER_FILE]:
-            yield cut(kind, source, start)
+            yield read_window(kind, source, start)
 
 
 def confirmed_size(kind: str, source: Source) -> int:
@@ -249,7 +251,7 @@ def window_starts(size: int, seed: str) -> list[int]:
     return [offset + WINDOW * place for place in order]
 
 
-def cut(kind: str, source: Source, start: int) -> Example:
+def read_window(kind: str, source: Source, start: int) -> Example:
     """The window at `start`. Non-ASCII bytes are two tokens each, so windows of binary files are shorter."""
     with open(source.path, "rb") as file:
         file.seek(start)

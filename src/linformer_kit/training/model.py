@@ -125,17 +125,19 @@ def max_length(config: RunConfig) -> int:
 
 
 def check_initial_model(config: RunConfig) -> str:
-    """The folder of the model that a run starts from; raises `UserError` if it is not a Linformer."""
+    """The directory of the model that a run starts from; raises `UserError` if it is not a Linformer."""
     source = config.model["from"]
     try:
         kind = json.loads(Path(source, "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
         raise UserError(
-            f"model.from is {source!r}, which has no config.json; give the folder model/ of a run or a saved model"
+            f"model.from is {source!r}, which has no config.json; set it to the directory model/ of a run, or to a "
+            "saved model"
         ) from None
     if kind != "linformer":
         raise UserError(
-            f"model.from is {source!r}, a model of type {kind!r}; give the folder model/ of a run of linformer-kit"
+            f"model.from is {source!r}, a model of type {kind!r}; set it to the directory model/ of a run of "
+            "linformer-kit"
         )
     return source
 

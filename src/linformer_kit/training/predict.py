@@ -106,7 +106,9 @@ class Predictor:
         self.warn_truncated(lengths)
         for number, (each, row) in enumerate(zip(batch, ids, strict=True), start=self.count + 1):
             if self.tokenizer.mask_token_id not in row:
-                hint = "it was cut off" if mask_token in each.text else f"write {mask_token} for each token to predict"
+                hint = f"write {mask_token} for each token to predict"
+                if mask_token in each.text:
+                    hint = "it was truncated"
                 self.warn(f"Warning: input {number} has no mask; {hint}")
         logits = self.model(self.tensor(ids), attention_mask=self.mask(ids)).logits.float()
         for each, row, scores in zip(batch, ids, logits, strict=True):
@@ -205,13 +207,13 @@ def read_inputs(arguments: list[str], per: str | None, config: RunConfig) -> Ite
     per = per or ("file" if config.data.sample == "document" else "line")
     if not arguments or arguments == ["-"]:
         if sys.stdin.isatty():
-            raise UserError("there is no input; give a text, a file or standard input")
+            raise UserError("there is no input; pass a text, a file or standard input")
         yield from inputs_of_stream(sys.stdin.buffer, "standard input", per, config)
         return
     for each in arguments:
         path = Path(each)
         if each == "-":
-            raise UserError("-, standard input, cannot be combined with other inputs")
+            raise UserError("`-` (standard input) cannot be combined with other inputs")
         if not is_unicode(each):
             raise UserError(f"{each!r} is not in the encoding of this terminal; use a file")
         if len(path.parts) > 1 and path_exists(path.is_dir):  # without a separator it may be a text
@@ -219,7 +221,7 @@ def read_inputs(arguments: list[str], per: str | None, config: RunConfig) -> Ite
         if path_exists(path.is_file):
             yield from inputs_of_file(path, per, config)
         elif suffix_of(path) in FORMATS and not re.search(r"\s", each):  # looks like a file name
-            raise UserError(f"there is no file {each!r}; give a text, a file or standard input")
+            raise UserError(f"there is no file {each!r}; pass a text, a file or standard input")
         else:
             yield split_pair(each, config)
 

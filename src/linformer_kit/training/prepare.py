@@ -1,6 +1,6 @@
-"""Tokenizes data and stores them on disk, once for all runs with the same data, tokenizer and length.
+"""Tokenizes data and stores it on disk, once for all runs with the same data, tokenizer and length.
 
-A prepared folder contains `tokenizer/`, one folder per split (memory-mapped Arrow) and `summary.json`.
+A prepared directory contains `tokenizer/`, one directory per split (memory-mapped Arrow) and `summary.json`.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from .sources import describe_sources, find_sources
 from .tokenizer import load_tokenizer, train_tokenizer
 from .tokens import digest, format_names, length_statistics, pack, stream, tokenize
 
-# increase when the prepared data change
+# increase when the prepared data changes
 FORMAT = 3
 # number of texts of a stream that a tokenizer is trained on
 TOKENIZER_EXAMPLES = 200_000
@@ -91,12 +91,12 @@ def open_prepared(config: RunConfig, folder: Path) -> Prepared:
 
 def cache_directory(folder: Path) -> AbstractContextManager[Path]:
     """A new directory in the cache; several processes may build the same one."""
-    check_writable(folder.parent, "set data.cache to another folder")
+    check_writable(folder.parent, "set data.cache to another directory")
     return atomic_directory(folder, keep_existing=True)
 
 
 def with_generated_data(config: RunConfig, console: Console) -> RunConfig:
-    """The configuration with the path of generated data, which are generated once."""
+    """The configuration with the path of generated data, which is generated once."""
     name = config.data.generated
     assert name is not None
     folder = Path(config.data.cache).expanduser() / f"{name}-{GENERATORS[name].VERSION}"
@@ -169,7 +169,7 @@ def build(config: RunConfig, folder: Path, console: Console) -> None:
         "length": max_length(config),
         "splits": {},
     }
-    if config.data.streaming:  # streamed data are identified by their files
+    if config.data.streaming:  # streamed data is identified by its files
         summary["streamed"] = [(path.name, path.stat().st_size) for path in files_of(config)]
     for role, rows in splits.items():
         if isinstance(rows, datasets.IterableDataset):
@@ -234,14 +234,16 @@ def show(config: RunConfig, console: Console | None = None) -> None:
                 counts = split[name]
                 mean = round(counts["mean"])
                 numbers = (counts["texts"], split["examples"], counts["tokens"], mean, counts["longest"])
-                cut = "packed" if is_language_model(config.task) else f"{counts['cut_texts']:,}"
-                table.add_row(role if name == "length" else "  target", *(f"{number:,}" for number in numbers), cut)
+                truncated = "packed" if is_language_model(config.task) else f"{counts['cut_texts']:,}"
+                table.add_row(
+                    role if name == "length" else "  target", *(f"{number:,}" for number in numbers), truncated
+                )
     console.print(table)
     if prepared.labels:
         console.print(f"Labels: {format_names(prepared.labels)}", highlight=False, markup=False, soft_wrap=True)
     first = prepared.summary["splits"].get("train") or prepared.summary["splits"]["validation"]
     console.print("Tokens per text", highlight=False)
-    for line in bars(first["length"]["histogram"]):
+    for line in histogram_lines(first["length"]["histogram"]):
         console.print(line, highlight=False, markup=False)
     picture = prepared.folder / "lengths.png"
     draw_lengths(prepared.summary, picture)
@@ -250,14 +252,14 @@ def show(config: RunConfig, console: Console | None = None) -> None:
     )
 
 
-def bars(histogram: dict[str, list], width: int = 50) -> Iterator[str]:
+def histogram_lines(histogram: dict[str, list], width: int = 50) -> Iterator[str]:
     """A histogram as lines of text.
 
-    >>> list(bars({"counts": [1, 2], "edges": [1, 10, 100]}, width=4))
+    >>> list(histogram_lines({"counts": [1, 2], "edges": [1, 10, 100]}, width=4))
     ['     1 –      9  ██ 1', '    10 –     99  ████ 2']
     """
-    highest, begun = max(1, *histogram["counts"]), False
+    highest, started = max(1, *histogram["counts"]), False
     for count, low, high in zip(histogram["counts"], histogram["edges"], histogram["edges"][1:], strict=False):
-        begun = begun or count > 0
-        if begun:
+        started = started or count > 0
+        if started:
             yield f"{low:6,.0f} – {high - 1:6,.0f}  {'█' * math.ceil(width * count / highest)} {count:,}"

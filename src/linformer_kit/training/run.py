@@ -1,4 +1,4 @@
-"""The run folder: its files, its lock, and whether it fits the configuration."""
+"""The run directory: its files, its lock, and whether it fits the configuration."""
 
 import json
 import os
@@ -17,18 +17,18 @@ from ..yaml_loader import parse_yaml
 from .checkpoint import checkpoints_in
 from .config import CONFIG_NAME, RunConfig, config_from_dict, config_to_dict, to_yaml
 
-# increase when older run folders can no longer be read
+# increase when older run directories can no longer be read
 RUN_FORMAT = 1
 # keys that may change when a run is resumed, because the result does not depend on them
 CHANGEABLE_KEYS = {
     *("run", "data.workers", "data.cache", "training.report", "training.keep", "training.device"),
     *("training.log_every", "training.save_every", "training.evaluation_batch_size"),
 }
-OTHER_FOLDER = "choose another folder with run=FOLDER"
+OTHER_DIRECTORY = "choose another directory with run=DIRECTORY"
 
 
 class RunFolder:
-    """Paths in a run folder."""
+    """Paths in a run directory."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -58,10 +58,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder and hold its lock."""
-        check_writable(self.folder, OTHER_FOLDER)
+        """Create the directory and hold its lock."""
+        check_writable(self.folder, OTHER_DIRECTORY)
         self.folder.mkdir(parents=True, exist_ok=True)
-        message = f"another process is writing to {self.folder}; wait until it ends, or {OTHER_FOLDER}"
+        message = f"another process is writing to {self.folder}; wait until it ends, or {OTHER_DIRECTORY}"
         with lock(self.folder / ".lock", message):
             yield
 
@@ -73,7 +73,7 @@ class RunFolder:
             # an earlier attempt may have failed after its first file
             others = [path.name for path in self.folder.iterdir() if not path.name.startswith(".")]
             if foreign := [name for name in others if name != self.environment.name]:
-                raise UserError(f"{self.folder} is not a run folder: it contains {foreign[0]!r}; {OTHER_FOLDER}")
+                raise UserError(f"{self.folder} is not a run directory: it contains {foreign[0]!r}; {OTHER_DIRECTORY}")
         stored = self.resumable_config
         if stored is None:
             write_text(self.environment, json.dumps(environment(), indent=1))
@@ -82,7 +82,7 @@ class RunFolder:
             more = f" (and {len(different) - 1} more differences)" if len(different) > 1 else ""
             raise UserError(
                 f"{self.folder} contains a run with {key}={before}, but {key}={now} is requested{more}; "
-                f"{OTHER_FOLDER}, or delete the old one"
+                f"{OTHER_DIRECTORY}, or delete the old one"
             )
         # older versions stored `auto`; from now on the precision of such a run is fixed
         if stored is None or (stored.training.precision == "auto" and not self.is_finished):
@@ -93,8 +93,8 @@ class RunFolder:
         if self.data.is_file() and checkpoints_in(self.checkpoints):
             if json.loads(self.data.read_text(encoding="utf-8")) != facts:
                 raise UserError(
-                    f"the data have changed since the run in {self.folder} began: they yield different texts, tokens "
-                    f"or labels; restore the old data, or {OTHER_FOLDER}"
+                    f"the data has changed since the run in {self.folder} began: it yields different texts, tokens "
+                    f"or labels; restore the old data, or {OTHER_DIRECTORY}"
                 )
         else:
             write_text(self.data, json.dumps(facts, ensure_ascii=False))
@@ -103,9 +103,9 @@ class RunFolder:
 def open_run(folder: Path) -> tuple[RunFolder, RunConfig]:
     """Open a finished run, for `evaluate` and `predict`."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; give a run folder, as printed by `linformer train`")
+        raise UserError(f"there is no directory {folder}; pass a run directory, as printed by `linformer train`")
     if not (folder / CONFIG_NAME).is_file():
-        raise UserError(f"{folder} is not a run folder: it has no {CONFIG_NAME}")
+        raise UserError(f"{folder} is not a run directory: it has no {CONFIG_NAME}")
     check_format(folder)
     run = RunFolder(folder)
     if not run.is_finished:
@@ -119,12 +119,12 @@ def stored_config(folder: Path) -> RunConfig:
     tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(tree, dict):
         raise UserError(f"{path} is damaged: it has no keys")
-    # the folder may have been moved
+    # the directory may have been moved
     return config_from_dict({**tree, "run": str(folder)})
 
 
 def check_format(folder: Path) -> None:
-    """Raise `UserError` if an incompatible version wrote the folder."""
+    """Raise `UserError` if an incompatible version wrote the directory."""
     path = folder / "environment.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

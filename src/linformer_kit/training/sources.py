@@ -25,7 +25,7 @@ ALIASES = {"train": ("train", "training"), "validation": ("validation", "valid",
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one split; `label`, if not None, is the label of all of them, from the name of their folder."""
+    """Files of one split; `label`, if not None, is the label of all of them, from the name of their directory."""
 
     files: tuple[Path, ...]
     format: str
@@ -43,7 +43,7 @@ def find_sources(data: DataConfig, task: str) -> dict[str, list[Source]] | None:
             path.is_absolute() or data.path.startswith((".", "~")) or len(path.parts) > 2 or suffix_of(path) in FORMATS
         )
         if looks_local:
-            raise UserError(f"data.path is {data.path!r}: there is no such file or folder")
+            raise UserError(f"data.path is {data.path!r}: there is no such file or directory")
         return None
     found = {}
     for split, names in (*ALIASES.items(), (data.train, (data.train,)), (data.validation, ()), (data.test, ())):
@@ -53,7 +53,7 @@ def find_sources(data: DataConfig, task: str) -> dict[str, list[Source]] | None:
         found[data.train] = sources
     if not found:
         raise UserError(
-            f"data.path is {data.path!r}, a folder without files of the types {', '.join(FORMATS)} (or with .gz)"
+            f"data.path is {data.path!r}, a directory without files of the types {', '.join(FORMATS)} (or with .gz)"
         )
     return found
 
@@ -76,11 +76,11 @@ def split_named_by(path: Path, data: DataConfig) -> str | None:
 
 
 def sources_in(folder: Path, data: DataConfig, task: str) -> list[Source]:
-    """All files of a folder; for classification, each subfolder of text files is a class."""
+    """All files of a directory; for classification, each subdirectory of text files is a class."""
     files = data_files(folder, data)
     below = {path.name: data_files(path, data) for path in sorted(folder.iterdir()) if path.is_dir()}
     by_class = {name: found for name, found in below.items() if found}
-    # next to two or more class folders, other files are ignored, such as an index
+    # next to two or more class directories, other files are ignored, such as an index
     if task == "classification" and len(by_class) > (1 if files else 0) and all_text(chain(*by_class.values()), data):
         return [Source(tuple(found), "text", label) for label, found in by_class.items()]
     if files:
@@ -104,7 +104,7 @@ def common_format(files: list[Path], folder: Path, data: DataConfig) -> str:
 
 
 def data_files(folder: Path, data: DataConfig) -> list[Path]:
-    """The data files of a folder, sorted by name."""
+    """The data files of a directory, sorted by name."""
     return [
         path
         for path in sorted(folder.iterdir())

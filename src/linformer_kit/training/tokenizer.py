@@ -17,13 +17,14 @@ LONGEST_WORD = 200
 
 
 def load_tokenizer(source: str, key: str = "tokenizer.from") -> PreTrainedTokenizerFast:
-    """Load a tokenizer from a folder or from the Hub; `key` is the configuration key, for errors."""
+    """Load a tokenizer from a directory or from the Hub; `key` is the configuration key, for errors."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:  # from the Hub, the file system or a parser
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"{key} is {source!r}, which is no folder with a tokenizer and could not be loaded from the Hub ({reason})"
+            f"{key} is {source!r}, which is not a directory with a tokenizer and could not be loaded from the Hub "
+            f"({reason})"
         ) from None
     if tokenizer.eos_token_id is None and tokenizer.sep_token_id is None:
         raise UserError(

@@ -42,7 +42,7 @@ STREAM_EVALUATION_INTERVAL = 1000
 
 
 def train(config: RunConfig, console: Console) -> Path:
-    """Train a run, or resume it; returns its folder."""
+    """Train a run, or resume it; returns its directory."""
     run = RunFolder(config.folder)
     resumed = run.resumable_config
     config = resolve_hardware(config, resumed)
@@ -89,7 +89,7 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def locked_by_main_process(run: RunFolder, config: RunConfig, state: PartialState) -> Iterator[None]:
-    """The main process locks the run folder and stores the configuration before the others continue."""
+    """The main process locks the run directory and stores the configuration before the others continue."""
     if not state.is_main_process:
         state.wait_for_everyone()
         yield
@@ -169,7 +169,7 @@ def run_trainer(
         trainer.add_callback(callback)
     set_seed(config.seed, device_specific=True)  # dropout differs between processes
     trainer.args.eval_on_start = state is not None and evaluation_is_due(state, flow.evaluate_every)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with flow.handle_signals(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -190,7 +190,7 @@ def run_trainer(
             f"To resume: linformer train {run.config}",
             128 + flow.signal,
         )
-    finish(trainer, run, config, prepared, time.perf_counter() - begun, console)
+    finish(trainer, run, config, prepared, time.perf_counter() - start, console)
 
 
 def last_checkpoint(run: RunFolder, console: Console) -> Path | None:

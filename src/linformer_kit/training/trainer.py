@@ -290,7 +290,7 @@ class FlowCallback(TrainerCallback):
         if not math.isfinite(loss):
             raise UserError(
                 f"the loss is {loss} at step {state.global_step}; earlier checkpoints are kept. "
-                "Train in another folder with a smaller training.learning_rate or a longer training.warmup"
+                "Train in another directory with a smaller training.learning_rate or a longer training.warmup"
             )
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
