@@ -55,8 +55,8 @@ bench: setup ## measure speed and memory; CSVs in results/ (several hours; resum
 	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv $(if $(FRESH),--fresh)
 	$(BIN)/python benchmarks/profile_layers.py
 
-results: setup ## train the models of docs/results.md (hours; resumes); DATA=FOLDER for local data
-	$(BIN)/python benchmarks/learning.py $(if $(DATA),--data $(DATA))
+results: setup ## train the models of docs/results.md (hours; resumes); DATA=DIRECTORY for local data
+	$(BIN)/linformer study benchmarks/learning.yaml --output results/learning $(if $(DATA),--data $(DATA))
 
 figures: setup ## draw every picture of the README and the documents again, from the CSVs in results/
 	$(BIN)/linformer plot results/attention.csv --output results/attention.png
@@ -68,7 +68,7 @@ figures: setup ## draw every picture of the README and the documents again, from
 	$(BIN)/linformer plot results/training.csv --output results/training.png
 	$(BIN)/linformer plot results/compare.csv --output results/compare.png
 	$(BIN)/linformer plot results/compare.csv --output results/compare.svg
-	$(BIN)/python benchmarks/learning.py --summary
+	$(BIN)/linformer study benchmarks/learning.yaml --output results/learning --summary
 	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.png
 	$(BIN)/linformer plot results/paper_table_3.csv --what paper-table --output results/paper_table_3.svg
 	$(BIN)/linformer plot results/spectrum --output results/spectrum

@@ -40,7 +40,10 @@ NAVIGATION = {
         *("docs/configuration", "docs/distributed", "docs/reproducibility"),
     ],
     "Models": ["docs/encoders", "docs/encoder-decoder", "docs/keras", "docs/keras-multiheadattention", "docs/api"],
-    "Measure": ["docs/compare", "docs/plots", "docs/spectrum", "docs/benchmarks", "docs/results", "docs/log"],
+    "Measure": [
+        *("docs/compare", "docs/study", "docs/plots", "docs/spectrum"),
+        *("docs/benchmarks", "docs/results", "docs/log"),
+    ],
     "Background": ["docs/mathematics", "docs/paper-to-code"],
     "Develop": ["docs/architecture", "CONTRIBUTING", "CHANGELOG", "SECURITY"],
 }

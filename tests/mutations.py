@@ -529,8 +529,8 @@ MUTATIONS = [
     Mutation(
         "a failed write leaves its temporary file",
         "files.py",
-        "            os.unlink(name)",
-        "            pass",
+        ("            os.unlink(name)", "        unfinished.unlink(missing_ok=True)"),
+        ("            pass", "        pass"),
         "tests/test_files.py tests/test_bench.py",
         "failed_write or file_is_replaced",
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from linformer_kit.bench.study_tables import load_tables
 from linformer_kit.bench.sweep import read_sweep
 from linformer_kit.cli import app
 from linformer_kit.training.config import config_from_dict, load_config, shipped_configs
@@ -65,9 +66,15 @@ def test_the_features_list_the_shipped_configurations_and_the_commands():
         for number, block in enumerate(blocks(path, "yaml"), start=1)
     ],
 )
-def test_every_yaml_in_the_documents_is_a_configuration_or_a_sweep(block):
+def test_every_yaml_in_the_documents_is_a_configuration_a_sweep_or_a_study(block, tmp_path):
     keys = parse_yaml(block, "the document")
-    assert read_sweep(keys).targets if "targets" in keys else config_from_dict(keys).task
+    if "targets" in keys:
+        assert read_sweep(keys).targets
+    elif "task" in keys:
+        assert config_from_dict(keys).task
+    else:
+        (tmp_path / "study.yaml").write_text(block)
+        assert load_tables(tmp_path / "study.yaml")
 
 
 def test_what_may_change_between_sessions_is_listed():

@@ -327,6 +327,28 @@ def compare(
 
 
 @app.command()
+def study(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with the keys of docs/study.md.")],
+    tables: Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="Tables (default: all).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory with local copies of the datasets.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Results directory (default: results/ and the name of FILE).")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Directory for the runs (default: runs/ and the name of FILE).")
+    ] = None,
+    at_once: Annotated[int | None, typer.Option(min=1, help="Parallel runs (default: one per core; GPU: one).")] = None,
+    summary: Annotated[bool, typer.Option("--summary", help="Only summarize and draw existing results.")] = False,
+) -> None:
+    """Train variants of a model with several seeds, evaluate them, and tabulate and plot the results; resumable."""
+    with report_user_errors():
+        from .bench.study import run
+
+        output, runs = output or Path("results", file.stem), runs or Path("runs", file.stem)
+        run(file, tables or [], data, output, runs, at_once, summary)
+
+
+@app.command()
 def plot(
     paths: Annotated[
         list[Path],

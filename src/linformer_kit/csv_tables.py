@@ -115,7 +115,7 @@ class Table:
                 yield row
 
     def only(self, is_wanted: Callable[[Row], bool]) -> "Table":
-        """A copy with these rows, for reading."""
+        """A copy with these rows; the file changes with `put` only."""
         copy = Table(self.path, self.keys, self.values)
         copy._rows = {key: row for key, row in self._rows.items() if is_wanted(row)}
         return copy

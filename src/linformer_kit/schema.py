@@ -61,7 +61,8 @@ def converted(value: Any, kind: Any, path: str) -> Any:
     if origin is list and isinstance(value, list):
         return [converted(item, get_args(kind)[0], f"{path}[{index}]") for index, item in enumerate(value)]
     if origin is dict and (value is None or isinstance(value, dict)):
-        return {key: converted(item, get_args(kind)[1], join(path, key)) for key, item in (value or {}).items()}
+        # YAML reads `64:` as a number
+        return {str(key): converted(item, get_args(kind)[1], join(path, key)) for key, item in (value or {}).items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max
     if kind is float and is_number:
         return float(value)

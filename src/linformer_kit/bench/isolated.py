@@ -125,26 +125,26 @@ def run_isolated(point: Point, time_limit: float) -> Isolated:
         make_workload(point.small()).call()
     workload = make_workload(point)
     start = time.perf_counter()
-    peak_bytes = peak_of(workload.call, point)
+    peak_bytes = peak_of(workload.call, point.device, point.backend)
     seconds = time.perf_counter() - start
     note = f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s" if seconds > time_limit else ""
     parameters = {name: list(shape) for name, shape in workload.parameters.items()}
     return Isolated(OVER_TIME_LIMIT if note else OK, seconds, peak_bytes, note, workload.columns, parameters)
 
 
-def peak_of(call: Callable[[], object], point: Point) -> int | None:
-    """Bytes that a call needs at its peak, on the device of the point; None if they are not reported."""
-    if point.device.startswith("cpu") and peak_resident() is not None:  # Windows does not report it
+def peak_of(call: Callable[[], object], device: str, backend: str = "torch") -> int | None:
+    """Bytes that a call needs at its peak on a device; None if they are not reported."""
+    if device.startswith("cpu") and peak_resident() is not None:  # Windows does not report it
         return peak_memory(call)
     # Keras backends do not report the memory of a GPU
-    memory: Any = getattr(torch, torch.device(point.device).type) if point.backend == "torch" else None
+    memory: Any = getattr(torch, torch.device(device).type) if backend == "torch" else None
     if not hasattr(memory, "max_memory_allocated"):
         call()
         return None
-    before = memory.memory_allocated(point.device)
-    memory.reset_peak_memory_stats(point.device)
+    before = memory.memory_allocated(device)
+    memory.reset_peak_memory_stats(device)
     call()
-    return memory.max_memory_allocated(point.device) - before
+    return memory.max_memory_allocated(device) - before
 
 
 def run_rounds(points: Sequence[Point], seconds: float, rounds: int, hold: bool) -> list[Timing]:

@@ -37,7 +37,7 @@ def draw_learning_table(
     }
     figure, (left, right) = style.new_figure(2, width=11, height=max(3.6, 1.8 + 0.28 * len(scores)))
     draw_curves(left, points, variants, baseline, metric)
-    draw_scores(right, scores, baseline)
+    draw_scores(right, scores, baseline, metric)
     right.set_xlabel(LABELS[metric])
     handles, names = left.get_legend_handles_labels()
     style.growing_legend(figure, dict(zip(names, handles, strict=True)), fontsize=10)
@@ -49,7 +49,7 @@ def draw_curves(
     axes: "Axes", points: Mapping[str, style.Points], variants: Sequence[str], baseline: str, metric: str
 ) -> None:
     """One line per variant; the baseline is black."""
-    if metric != "accuracy":
+    if points and metric != "accuracy":
         best = min(line[-1][1] for line in points.values())
         points = {name: line for name, line in points.items() if line[-1][1] < FAR * best}
         # perplexity starts at the size of the vocabulary, which would flatten everything that follows
@@ -65,11 +65,11 @@ def draw_curves(
     style.style_axes(axes, "During training, first seed")
 
 
-def draw_scores(axes: "Axes", scores: Mapping[str, Sequence[float]], baseline: str) -> None:
+def draw_scores(axes: "Axes", scores: Mapping[str, Sequence[float]], baseline: str, metric: str) -> None:
     """One dot per seed and a bar at the mean of each variant; a dashed line at the mean of the baseline."""
     for place, (name, values) in enumerate(scores.items()):
         mean = statistics.fmean(values)
-        if baseline in scores and mean > FAR * max(scores[baseline]):
+        if metric == "perplexity" and baseline in scores and mean > FAR * max(scores[baseline]):
             right_edge: Any = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
             axes.text(0.99, place, f"{mean:.0f} →", color=style.BLUE, **right_edge)
             continue
@@ -83,10 +83,12 @@ def draw_scores(axes: "Axes", scores: Mapping[str, Sequence[float]], baseline: s
     style.style_axes(axes, "On the test split")
 
 
-def draw_learning_overview(rows: Sequence[Row], scores: Sequence[tuple[Sequence[float], Sequence[float]]]) -> "Figure":
-    """Quality and speed of training, one line per job, with full attention at 100% and 1.
+def draw_learning_overview(
+    rows: Sequence[Row], scores: Sequence[tuple[Sequence[float], Sequence[float]]], baseline: str, note: str
+) -> "Figure":
+    """Quality and speed of training, one line per task, with the baseline at 100% and 1.
 
-    `rows` have the columns job, Linformer, metric and "times as fast"; `scores` are the test metrics of full attention
+    `rows` have the columns task, Linformer, metric and speedup; `scores` are the test metrics of the baseline
     and of the Linformer for each row, over the same seeds.
     """
     figure, (left, right) = style.new_figure(2, width=11, height=1.6 + 0.5 * len(rows))
@@ -96,15 +98,15 @@ def draw_learning_overview(rows: Sequence[Row], scores: Sequence[tuple[Sequence[
             for value in values:
                 share = mean / value if row["metric"] == "perplexity" else value / mean
                 left.plot(100 * share, place, "o", color=color, alpha=0.6, markersize=7)
-        right.barh(place, float(row["times as fast"]), color=style.BLUE, height=0.5)
-    labels = [f"{row['job']}\n{textwrap.fill('({})'.format(row['Linformer']), 40)}" for row in rows]
+        right.barh(place, float(row["speedup"]), color=style.BLUE, height=0.5)
+    labels = [f"{row['task']}\n{textwrap.fill('({})'.format(row['Linformer']), 40)}" for row in rows]
     left.set_yticks(range(len(rows)), labels)
     right.set_yticks([])
-    left.set_xlabel("accuracy, BLEU or 1 / perplexity,\nin % of full attention (gray)")
-    right.set_xlabel("times as fast as full attention")
+    left.set_xlabel(f"accuracy, BLEU or 1 / perplexity,\nin % of {baseline} (gray)")
+    right.set_xlabel(f"speedup over {baseline}")
     for axes, title, one in ((left, "Quality", 100), (right, "Speed of training", 1)):
         axes.axvline(one, color=style.GRAY, linewidth=1, linestyle="--")
         axes.set_ylim(len(rows) - 0.5, -0.5)
         style.style_axes(axes, title)
-    style.footnote(figure, "one dot per seed; `python benchmarks/learning.py`")
+    style.footnote(figure, note)
     return figure

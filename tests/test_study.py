@@ -1,4 +1,4 @@
-"""Learning tables: runs are those of `linformer train`, numbers are those of the runs, and finished runs are kept."""
+"""`linformer study`: runs are those of `linformer train`, numbers are those of the runs, finished runs are kept."""
 
 import csv
 import gzip
@@ -8,31 +8,30 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from importlib import import_module
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
+from typer.testing import CliRunner
 
 pytest.importorskip("datasets", reason='needs pip install "linformer-kit[bench,train]"')
 
 from training_zoo import running_lines
 
 from linformer_kit import LinformerForMaskedLM
+from linformer_kit.bench import study
+from linformer_kit.bench.study_summary import format_difference, format_mean, summarize, write_overview
+from linformer_kit.bench.study_tables import Study, StudyTable, Variant, join_sentences, load_tables
+from linformer_kit.cli import app
 from linformer_kit.errors import UserError
 from linformer_kit.plots.learning_table import draw_learning_overview, draw_learning_table
 from linformer_kit.training.config import load_config
 
 ROOT = Path(__file__).parent.parent
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "benchmarks")  # which is not a package
-    learning, learning_summary = import_module("learning"), import_module("learning_summary")
-
-FULL = learning_summary.FULL
-PUBLISHED = learning.load_tables(learning.TABLES_FILE)
+FULL = "full attention"
+PUBLISHED = Study(load_tables(ROOT / "benchmarks" / "learning.yaml"), ROOT / "results" / "learning")
 CONFIG = """
 task: masked-lm
 model:
@@ -72,26 +71,38 @@ def small(tmp_path):
 
 
 @pytest.fixture
-def load(tmp_path, monkeypatch):
-    """Write tables to the file that the script reads, and load them."""
+def load(tmp_path):
+    """Write tables to the file of the study, and load them."""
 
     def load(**tables):
-        path = tmp_path / "tables.yaml"
+        path = tmp_path / "small.yaml"
         path.write_text(yaml.safe_dump(tables, sort_keys=False))
-        monkeypatch.setattr(learning, "TABLES_FILE", path)
-        return learning.load_tables(path)
+        return Study(load_tables(path), tmp_path / "results", tmp_path / "runs", tmp_path / "data")
 
     return load
 
 
+def command(folder, *arguments):
+    """The arguments of `linformer` for the study in a folder."""
+    options = {"output": folder / "results", "runs": folder / "runs", "at-once": 2}
+    return ["study", str(folder / "small.yaml"), *(f"--{name}={value}" for name, value in options.items()), *arguments]
+
+
 @pytest.fixture
 def call(tmp_path):
-    def call(*names, **options):
-        defaults = {"output": tmp_path / "results", "runs": tmp_path / "runs", "at_once": 2, "summary": False}
-        learning.main(list(names), **{"data": tmp_path / "data", **defaults, **options})
+    """Runs the study; returns what it printed. With `error`, it must end with that line."""
 
-    yield call
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    def call(*arguments, data=tmp_path / "data", error=None):
+        given = [] if data is None else [f"--data={data}"]
+        result = CliRunner().invoke(app, command(tmp_path, *given, *arguments), catch_exceptions=False)
+        assert result.exit_code == (0 if error is None else 2), result.output
+        if error is not None:
+            assert error in result.stderr
+            assert result.stderr.startswith("Error: ")
+            assert result.stderr.count("\n") == 1
+        return result.stdout
+
+    return call
 
 
 @pytest.mark.slow
@@ -100,7 +111,7 @@ def test_tables_are_run_stored_and_drawn(tmp_path, small, load, call, monkeypatc
     longer = {**small, "start_from": "small", "settings": {"model.max_position_embeddings": 48}, "title": "Longer"}
     load(small=small, longer=longer)
     call("longer")
-    results = tmp_path / "results" / "learning"
+    results = tmp_path / "results"
     assert [len(rows_of(results / f"{name}.csv")) for name in ("small", "longer")] == [2, 2]
     for row in rows_of(results / "longer.csv"):
         (run,) = (tmp_path / "runs" / "longer").glob(f"*-{row['fingerprint']}")
@@ -109,7 +120,7 @@ def test_tables_are_run_stored_and_drawn(tmp_path, small, load, call, monkeypatc
         assert LinformerForMaskedLM.from_pretrained(run / "model").config.max_position_embeddings == 48
 
     # nothing is run twice; a run is no longer needed once it is in the table
-    monkeypatch.setattr(learning, "run_job", lambda *_: pytest.fail("was run again"))
+    monkeypatch.setattr(study, "run_job", lambda *_: pytest.fail("was run again"))
     before = (results / "small.csv").read_bytes()
     call()
     assert (results / "small.csv").read_bytes() == before
@@ -147,11 +158,11 @@ def test_tables_are_run_stored_and_drawn(tmp_path, small, load, call, monkeypatc
     assert overview["measured with full attention"] == summary[FULL]["measured perplexity"]
     assert overview["difference"] == summary["K=4"]["vs full attention, same seeds"]
     seconds = [float(found[variant]["seconds_per_epoch"]) for variant in (FULL, "K=4")]
-    assert overview["times as fast"] == f"{seconds[0] / seconds[1]:.2f}"
+    assert overview["speedup"] == f"{seconds[0] / seconds[1]:.2f}"
     assert (results / "overview.png").stat().st_size > 10_000
 
     (results / "small.png").unlink()
-    call(summary=True)
+    call("--summary")
     assert (results / "small.png").exists()
 
 
@@ -162,19 +173,9 @@ def test_a_stopped_table_resumes_from_its_checkpoints(tmp_path, small, load):
     path.write_text(path.read_text().replace("steps: 3", "steps: 300"))
     table = {**small, "settings": {"training.evaluate_every": 300}, "variants": {FULL: {}}, "recommended": FULL}
     load(small=table)
-    code = """
-import sys
-from pathlib import Path
-import typer
-sys.path.insert(0, sys.argv.pop(1))
-import learning
-folder = Path(sys.argv.pop(1))
-learning.TABLES_FILE = folder / "tables.yaml"
-options = dict(data=folder / "data", output=folder / "results", runs=folder / "runs", at_once=1, summary=False)
-typer.run(lambda: learning.main(["small"], **options))
-"""
-    command = [sys.executable, "-c", code, str(ROOT / "benchmarks"), str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    arguments = [sys.executable, "-m", "linformer_kit.cli", *command(tmp_path, f"--data={tmp_path / 'data'}")]
+    arguments = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *arguments]  # as in the background of a script
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("runs/small/*/metrics.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -185,71 +186,67 @@ typer.run(lambda: learning.main(["small"], **options))
     (metrics,) = tmp_path.glob("runs/small/*/metrics.jsonl")
     before = metrics.read_text()
     assert 0 < len(before.splitlines()) < 300
-    results = tmp_path / "results" / "learning" / "small.csv"
+    results = tmp_path / "results" / "small.csv"
     assert not results.exists()
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(arguments, check=True, capture_output=True, timeout=300)
     # a new start would have measured other speeds
     assert metrics.read_text().startswith(before)
     assert [row["steps"] for row in rows_of(results)] == ["300"]
 
 
 def test_a_fingerprint_depends_on_settings_and_not_on_paths(tmp_path, small, load):
-    def prints(data="data", **changes):
-        (tmp_path / data / "numbers").mkdir(exist_ok=True, parents=True)
-        tables = load(small={**small, **changes})
-        return {
-            job.variant: job.fingerprint
-            for job in learning.make_jobs(tables, ["small"], tmp_path / data, tmp_path / "runs")
-        }
+    def prints(**changes):
+        return {job.variant: job.fingerprint for job in load(small={**small, **changes}).jobs(["small"])}
 
     first = prints()
     assert len(set(first.values())) == 2
-    assert prints("elsewhere") == first
+    elsewhere = Study(load(small=small).tables, data=tmp_path / "elsewhere")
+    assert {job.variant: job.fingerprint for job in elsewhere.jobs(["small"])} == first
     assert prints(seeds=3) == first
-    joined = learning.Job(load(small={**small, "sentences": 2}), "small", "K=4")
-    assert joined.fingerprint != replace(joined, tables=load(small=small)).fingerprint == first["K=4"]
-    assert not set(prints(settings={"training.evaluate_every": 3}).values()) & set(first.values())
+    for changes in (
+        {"sentences": 2, "local_only": True},
+        {"settings": {"training.evaluate_every": 3}},
+        {"data": None},  # then the configuration names the data
+    ):
+        assert not set(prints(**changes).values()) & set(first.values()), changes
+    own = prints(data=None)
+    (tmp_path / "counting.yaml").write_text(CONFIG.replace("path: nowhere", "path: elsewhere"))
+    assert prints() == first
+    assert not set(prints(data=None).values()) & set(own.values())
     (tmp_path / "counting.yaml").write_text(CONFIG.replace("steps: 3", "steps: 4"))
     assert not set(prints().values()) & set(first.values())
 
 
-def test_seed_0_of_every_variant_comes_first(tmp_path, small, load):
+def test_seed_0_of_every_variant_comes_first(small, load):
     small["variants"]["K=4"]["seeds"] = 3
-    tables = load(small={**small, "seeds": 2})
-    jobs = learning.make_jobs(tables, ["small"], tmp_path / "data", tmp_path / "runs")
+    jobs = load(small={**small, "seeds": 2}).missing_jobs(["small"])
     order = [(FULL, 0), ("K=4", 0), (FULL, 1), ("K=4", 1), ("K=4", 2)]
     assert [(job.variant, job.seed) for job in jobs] == order
 
 
-@pytest.mark.parametrize("table", PUBLISHED.values(), ids=lambda table: table.name)
-def test_every_variant_of_the_published_tables_is_another_configuration(table):
-    assert FULL in table.variants
-    assert table.sentences == 1 or table.local_only  # joined sentences are a copy
-    jobs = [learning.Job(PUBLISHED, table.name, variant) for variant in table.variants]
-    trees = [load_config(table.config, job.overrides) for job in jobs]
-    assert len({str(tree) for tree in trees}) == len(trees)
+@pytest.mark.parametrize("name", PUBLISHED.tables)
+def test_every_variant_of_the_published_tables_is_another_configuration(name):
+    table = PUBLISHED.tables[name]
+    assert table.baseline == FULL
+    configs = {str(load_config(table.config, PUBLISHED.job(name, variant).overrides)) for variant in table.variants}
+    assert len(configs) == len(table.variants)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PUBLISHED.tables)
 def test_the_published_rows_have_the_settings_and_seeds_of_their_tables(name):
     """A change that made them outdated would ask for hours of training."""
     published = {(row["variant"], row["seed"]): row["fingerprint"] for row in rows_of(csv_of(name))}
-    jobs = {
-        (variant, str(seed)): learning.Job(PUBLISHED, name, variant, seed).fingerprint
-        for variant in PUBLISHED[name].variants
-        for seed in range(PUBLISHED[name].variants[variant].seeds)
-    }
-    assert published == jobs
+    assert published == {(job.variant, str(job.seed)): job.fingerprint for job in PUBLISHED.jobs([name])}
+    assert PUBLISHED.missing_jobs([name]) == []
 
 
 def csv_of(name):
     return ROOT / "results" / "learning" / f"{name}.csv"
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PUBLISHED.tables)
 def test_the_published_summaries_are_those_of_the_published_rows(name):
-    rows = learning.open_rows(ROOT / "results" / "learning", name)
-    assert learning_summary.summarize(PUBLISHED[name], rows) == rows_of(csv_of(f"{name}_summary"))
+    assert summarize(PUBLISHED.tables[name], PUBLISHED.rows(name)) == rows_of(csv_of(f"{name}_summary"))
 
 
 @pytest.mark.parametrize(
@@ -263,38 +260,70 @@ def test_the_published_summaries_are_those_of_the_published_rows(name):
         ({"variants": {FULL: {"seed": 3}, "K=4": {}}}, "small.variants.full attention.seed"),
         ({"variants": {FULL: {}, "K=4": {"like": "K=8"}}}, "small.variants.K=4.like is 'K=8'; allowed: full attention"),
         ({"variants": {FULL: {}, "K=4": {"baseline": "full"}}}, "small.variants.K=4.baseline is 'full'; allowed: "),
+        ({"variants": {}, "recommended": None}, "small.variants is empty"),
+        ({"beams": [1, 5]}, "small.beams[1] is 5; it must be 1 or 4"),
+        ({"sentences": 2}, "small: sentences above 1 need `local_only: true`, which needs `data`"),
+        ({"local_only": True, "data": None}, "`local_only: true`, which needs `data`"),
+        ({"metric": "bleu"}, "small.metric is 'bleu'; allowed for masked-lm: perplexity, accuracy"),
+        ({"config": "imbd"}, "small, full attention: there is no file and no shipped configuration 'imbd'"),
+        ({"settings": {"training.stepz": 3}}, "small, full attention: there is no key training.stepz"),
     ],
 )
 def test_a_mistake_in_a_table_is_reported_with_its_key(small, load, changes, message):
     with pytest.raises(UserError, match=re.escape(message)):
-        load(small={**small, **changes})
+        load(small={**small, **changes}).jobs(["small"])
+
+
+@pytest.mark.parametrize("name", ["a/b", "overview"])
+def test_files_can_be_named_after_tables(small, load, name):
+    with pytest.raises(UserError, match=f"'{name}' cannot name a table; use letters"):
+        load(**{name: small})
+
+
+def test_names_may_be_numbers(small, load):
+    """YAML reads `2:` as a number."""
+    (small := {**small, "recommended": "2"})["variants"] = {1: {}, 2: {"settings": {"model.projected_length": 2}}}
+    assert [job.variant for job in load(**{"7": small}).jobs(["7"])] == ["1", "2"]
 
 
 def test_a_variant_extends_the_settings_of_another(small, load):
     small["variants"]["K=4, no sharing"] = {"like": "K=4", "settings": {"model.sharing": "none"}}
-    variants = load(small=small)["small"].variants
+    variants = load(small=small).tables["small"].variants
     assert variants["K=4, no sharing"].settings == {"model.projected_length": 4, "model.sharing": "none"}
     assert variants["K=4"].settings == {"model.projected_length": 4}
 
 
-def test_unknown_tables_and_missing_data_are_reported(tmp_path, small, load, call, capsys):
-    load(small=small)
-    for names, options, message in (
-        (["smal"], {}, "there is no table smal; tables: small"),
-        (["small"], {"data": tmp_path / "nowhere"}, "has no directory numbers; the table small needs it"),
+def test_a_wrong_call_ends_in_one_line(tmp_path, small, load, call):
+    call(error=f"there is no file {tmp_path / 'small.yaml'}; pass a YAML file with tables (docs/study.md)")
+    path = tmp_path / "small.yaml"
+    for text, error in (
+        ("", "small.yaml has no tables; write each one as a name with the keys of docs/study.md"),
+        ("- small\n", "small.yaml is the list ['small']; allowed: a mapping"),
+        ("small: 3\n", "small is the number 3; allowed: a mapping"),
+        ("small: {titel: x}\n", "there is no key small.titel; did you mean 'title'? allowed: title, config, "),
+        ("small: [\n", "small.yaml is not YAML: "),
     ):
-        with pytest.raises(typer.Exit):
-            call(*names, **options)
-        assert message in capsys.readouterr().err
+        path.write_text(text)
+        call(error=error)
+    load(small=small)
+    call("smal", error=f"there is no table smal in {path}; tables: small")
+    call("--summary", error=f"{tmp_path / 'results'} has no results of {path}; run it without --summary first")
+    nowhere = tmp_path / "nowhere"
+    call("small", data=nowhere, error=f"data.path is '{nowhere}/numbers': there is no such file or directory")
+    assert not list(tmp_path.glob("runs/small/*"))
+
+
+def test_a_missing_test_split_is_reported_before_training(tmp_path, small, load, call):
+    load(small=small)
+    (tmp_path / "data" / "numbers" / "test.txt.gz").unlink()
+    call(error="numbers has no test split, which the table small needs")
+    assert not list(tmp_path.glob("runs/small/*"))
 
 
 @pytest.mark.slow
-def test_the_error_of_a_failed_run_is_reported(tmp_path, small, load, call, capsys):
-    load(small=small)
-    (tmp_path / "data" / "numbers" / "test.txt.gz").unlink()
-    with pytest.raises(typer.Exit):
-        call()
-    assert "the data of the run has no test split" in capsys.readouterr().err
+def test_the_error_of_a_failed_run_is_reported(small, load, call):
+    load(small={**small, "settings": {"training.batch_size": 1000}})
+    call(error="training.batch_size is 1000, but there are only")
 
 
 def test_sentences_are_joined_split_by_split(tmp_path):
@@ -304,7 +333,7 @@ def test_sentences_are_joined_split_by_split(tmp_path):
     for split, count in (("train", 15), ("valid", 7), ("test", 3)):
         with gzip.open(source / f"{split}.tsv.gz", "wt", encoding="utf-8") as file:
             file.write("".join(f"{split} {number}.\tSatz „{number}“.\n" for number in range(count)))
-    folder = learning.join_sentences(source, tmp_path / "joined", 3)
+    folder = join_sentences(source, tmp_path / "joined", 3)
     lines = {
         split: (folder / f"{split}.tsv").read_text(encoding="utf-8").splitlines()
         for split in ("train", "valid", "test")
@@ -320,97 +349,113 @@ def test_sentences_are_joined_split_by_split(tmp_path):
     assert sorted(order) == list(range(sum(sizes)))
     assert sum(after == before + 1 for before, after in pairwise(order)) < 5  # shuffled: neighbors were alike
     written = (folder / "train.tsv").stat().st_mtime_ns
-    learning.join_sentences.cache_clear()
-    assert learning.join_sentences(source, tmp_path / "joined", 3) == folder
+    join_sentences.cache_clear()
+    assert join_sentences(source, tmp_path / "joined", 3) == folder
     assert (folder / "train.tsv").stat().st_mtime_ns == written  # nothing to prepare again
 
 
-def test_rows_with_other_settings_are_left_out_of_summaries(tmp_path, small, load, call, capsys):
-    tables = load(small=small)
-    path = tmp_path / "results" / "learning" / "small.csv"
-    path.parent.mkdir(parents=True)
-    full, linformer = learning.make_jobs(tables, ["small"], tmp_path / "data", tmp_path / "runs")
-    numbers = {"parameters": 10, "test_perplexity": 2.0, "seconds_per_epoch": 1.0}
-    learning.open_rows(path.parent, "small").put(
-        [{**full.key, "fingerprint": full.fingerprint, **numbers}, {**linformer.key, "fingerprint": "old", **numbers}]
-    )
-    curve = {"seed": 0, "step": 1, "tokens": 10, "loss": 1.0, "metric": 2.0}
-    learning.open_curves(path.parent, "small").put([{"variant": FULL, **curve}])
-    call(summary=True)
-    assert "small: K=4, seed 0, was run with other settings and is ignored" in capsys.readouterr().out
-    assert [row["variant"] for row in rows_of(path.parent / "small_summary.csv")] == [FULL]
-    assert len(rows_of(path)) == 2  # nothing is lost
-
-
-def rows_with(folder, perplexities):
-    """The rows of a table, from {(variant, seed): perplexity}."""
-    rows = learning.open_rows(folder, "small")
+def rows_with(stored, perplexities):
+    """The rows of the table `small`, from {(variant, seed): perplexity}, with a curve each."""
+    stored.output.mkdir()
+    rows, numbers = stored.rows("small"), {"parameters": 1, "seconds_per_epoch": 1.0}
+    keys = [{"variant": variant, "seed": seed} for variant, seed in perplexities]
+    stored.curves("small").put([{**key, "step": 1, "tokens": 10, "loss": 1.0, "metric": 2.0} for key in keys])
     rows.put(
         [
-            {"variant": variant, "seed": seed, "parameters": 1, "test_perplexity": value, "seconds_per_epoch": 1.0}
-            for (variant, seed), value in perplexities.items()
+            {**key, **numbers, "fingerprint": stored.job("small", key["variant"]).fingerprint, "test_perplexity": value}
+            for key, value in zip(keys, perplexities.values(), strict=True)
         ]
     )
     return rows
 
 
-def test_a_variant_that_differs_in_more_than_attention_has_another_baseline_or_none(tmp_path, small, load):
+def test_rows_with_other_settings_are_left_out_of_summaries(tmp_path, small, load, call):
+    rows = rows_with(load(small=small), {(FULL, 0): 2.0, ("K=4", 0): 2.0})
+    rows.put([{"variant": "K=4", "seed": 0, "fingerprint": "old"}])
+    assert "small: K=4, seed 0, was run with other settings and is ignored" in call("--summary")
+    assert [row["variant"] for row in rows_of(tmp_path / "results" / "small_summary.csv")] == [FULL]
+    assert len(rows_of(rows.path)) == 2  # nothing is lost
+
+
+def test_a_summary_needs_no_seed_0(tmp_path, small, load, call):
+    """Another seed may end first."""
+    rows_with(load(small=small), {(FULL, 1): 2.0})
+    call("--summary")
+    assert (tmp_path / "results" / "small.png").exists()
+
+
+def test_a_variant_that_differs_in_more_than_attention_has_another_baseline_or_none(small, load):
     perplexities = {FULL: 10.0, "K=4": 11.0, "long": 12.0, "bare full": 20.0, "bare": 21.0}
     baselines = {"long": None, "bare full": None, "bare": "bare full"}
     variants = {name: {"baseline": baselines.get(name, FULL)} for name in perplexities}
-    table = load(small={**small, "variants": variants})["small"]
-    rows = rows_with(tmp_path, {(name, 0): value for name, value in perplexities.items()})
-    shown = {row["variant"]: row["vs full attention, same seeds"] for row in learning_summary.summarize(table, rows)}
+    stored = load(small={**small, "variants": variants})
+    rows = rows_with(stored, {(name, 0): value for name, value in perplexities.items()})
+    summary = summarize(stored.tables["small"], rows)
+    shown = {row["variant"]: row["vs full attention, same seeds"] for row in summary}
     assert shown == {FULL: "", "K=4": "+10.0%", "long": "", "bare full": "", "bare": "+5.0%"}
 
 
 def test_only_seeds_that_both_have_are_compared(tmp_path, small, load):
-    table = load(small=small)["small"]
-    rows = rows_with(tmp_path, {(FULL, 0): 10.0, (FULL, 1): 20.0, ("K=4", 1): 21.0})
-    full, linformer = learning_summary.summarize(table, rows)
+    stored = load(small=small)
+    table, rows = stored.tables["small"], rows_with(stored, {(FULL, 0): 10.0, (FULL, 1): 20.0, ("K=4", 1): 21.0})
+    full, linformer = summarize(table, rows)
     assert full["measured perplexity"] == "15.00 ± 5.00"
     assert (linformer["seeds"], linformer["vs full attention, same seeds"]) == ("1", "+5.0%")
-    learning_summary.write_overview([(table, rows)], tmp_path)
+    write_overview([(table, rows)], "a command", tmp_path)
     (overview,) = rows_of(tmp_path / "overview.csv")
     assert (overview["measured with full attention"], overview["difference"]) == ("20.00", "+5.0%")
 
 
 def test_a_seed_without_counterpart_changes_no_difference(tmp_path, small, load):
-    table = load(small=small)["small"]
-    rows = rows_with(tmp_path, {(FULL, 1): 20.0, ("K=4", 1): 21.0, ("K=4", 2): 90.0})
-    _, linformer = learning_summary.summarize(table, rows)
+    stored = load(small=small)
+    table, rows = stored.tables["small"], rows_with(stored, {(FULL, 1): 20.0, ("K=4", 1): 21.0, ("K=4", 2): 90.0})
+    _, linformer = summarize(table, rows)
     assert linformer["vs full attention, same seeds"] == "+5.0% (1 of 2 seeds)"
-    learning_summary.write_overview([(table, rows)], tmp_path)
+    write_overview([(table, rows)], "a command", tmp_path)
     (overview,) = rows_of(tmp_path / "overview.csv")
     assert overview["measured with Linformer"] == "21.00"
 
 
+def test_the_first_variant_is_the_baseline(tmp_path, small, load):
+    small["variants"] = {"K=4": {}, "K=8": {"settings": {"model.projected_length": 8}}}
+    stored = load(small={**small, "recommended": "K=8"})
+    table, rows = stored.tables["small"], rows_with(stored, {("K=4", 0): 20.0, ("K=8", 0): 21.0})
+    first, second = summarize(table, rows)
+    assert (first["vs K=4, same seeds"], second["vs K=4, same seeds"]) == ("", "+5.0%")
+    write_overview([(table, rows)], "a command", tmp_path)
+    (overview,) = rows_of(tmp_path / "overview.csv")
+    assert (overview["measured with K=4"], overview["measured with Linformer"]) == ("20.00", "21.00")
+
+
 def test_means_spreads_and_differences():
-    assert learning_summary.format_mean([20.0, 20.5, 19.75], "{:.2f}") == "20.08 ± 0.38"
-    assert learning_summary.format_mean([0.85], "{:.2%}") == "85.00%"
-    assert learning_summary.format_mean([], "{:.2f}") == ""
-    difference = learning_summary.format_difference
-    assert difference("perplexity", {"0": 21.0}, {"0": 20.0}) == "+5.0%"
-    assert difference("accuracy", {"0": 0.86, "1": 0.84}, {"0": 0.84, "1": 0.86}) == "+0.00"
-    assert difference("bleu", {"0": 20.0}, {"0": 20.5}) == "-0.50"
-    assert difference("bleu", {"0": 20.0}, {"1": 20.5}) == ""
+    assert format_mean("perplexity", [20.0, 20.5, 19.75]) == "20.08 ± 0.38"
+    assert format_mean("accuracy", [0.85]) == "85.00%"
+    assert format_mean("bleu", []) == ""
+    assert format_difference("perplexity", {"0": 21.0}, {"0": 20.0}) == "+5.0%"
+    assert format_difference("accuracy", {"0": 0.86, "1": 0.84}, {"0": 0.84, "1": 0.86}) == "+0.00"
+    assert format_difference("bleu", {"0": 20.0}, {"0": 20.5}) == "-0.50"
+    assert format_difference("bleu", {"0": 20.0}, {"1": 20.5}) == ""
 
 
-def test_local_data_is_requested(tmp_path, small, load):
-    tables = load(small={**small, "local_only": True})
-    with pytest.raises(UserError, match="needs local data: give --data FOLDER with numbers/ in it"):
-        learning.run_jobs(learning.make_jobs(tables, ["small"], None, tmp_path), tmp_path, 1, None)
+def test_local_data_is_requested(small, load, call):
+    load(small={**small, "local_only": True})
+    call("small", data=None, error="the table small needs local data: pass --data DIRECTORY with numbers/ in it")
 
 
-def test_tables_that_need_local_data_are_skipped_without_it(small, load, call, monkeypatch, capsys):
-    load(small=small, local={**small, "local_only": True})
+def test_tables_that_need_local_data_are_skipped_without_it(small, load, call, monkeypatch):
+    rows_with(load(small=small, local={**small, "local_only": True}), {(FULL, 0): 2.0})
     run = []
-    monkeypatch.setattr(learning, "run_jobs", lambda jobs, *_: run.extend(job.name for job in jobs))
-    call(data=None)
-    assert set(run) == {"small"}
-    assert "skipped, because they need --data FOLDER: local" in capsys.readouterr().out
-    call(data=None, summary=True)  # which needs no data
-    assert "skipped" not in capsys.readouterr().out
+    monkeypatch.setattr(study, "run_jobs", lambda _, names, *rest: run.extend(names))
+    assert "skipped, because they need --data DIRECTORY: local" in call(data=None)
+    assert run == ["small"]
+    assert "skipped" not in call("--summary", data=None)  # which needs no data
+
+
+def test_the_document_describes_every_key():
+    page = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    for heading, kind in (("## Tables", StudyTable), ("## Variants", Variant)):
+        keys = re.findall(r"^\| `(\w+)` \|", page.split(heading)[1].split("\n## ")[0], flags=re.MULTILINE)
+        assert keys == [each.name for each in fields(kind)]
 
 
 def test_the_figure_of_a_table_shows_every_seed_and_prints_what_is_far_off():
@@ -431,9 +476,9 @@ def test_the_figure_of_a_table_shows_every_seed_and_prints_what_is_far_off():
 
 
 def test_the_overview_draws_less_perplexity_as_better():
-    row = {"Linformer": "dynamic", "times as fast": "1.50"}
-    rows = [{"job": "words", "metric": "perplexity", **row}, {"job": "reviews", "metric": "accuracy", **row}]
-    left, right = draw_learning_overview(rows, [([50.0], [40.0]), ([0.8], [0.6])]).axes
+    row = {"Linformer": "dynamic", "speedup": "1.50"}
+    rows = [{"task": "words", "metric": "perplexity", **row}, {"task": "reviews", "metric": "accuracy", **row}]
+    left, right = draw_learning_overview(rows, [([50.0], [40.0]), ([0.8], [0.6])], FULL, "a note").axes
     dots = [float(line.get_xdata()[0]) for line in left.lines if line.get_marker() == "o"]
     assert dots == pytest.approx([100, 125, 100, 75])
     assert [bar.get_width() for bar in right.patches] == [1.5, 1.5]
