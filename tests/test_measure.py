@@ -137,5 +137,5 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     assert (first["seconds"], first["note"]) == ("0.25", "x, y")
     assert second["seconds"] == ""
     assert [row["name"] for row in again.rows(length=512)] == ["a", "b"]
-    with pytest.raises(ValueError, match="--fresh"):
+    with pytest.raises(ValueError, match="unknown column length; choose another file"):
         Table(tmp_path / "t.csv", ("name",), ("seconds",))

@@ -363,7 +363,7 @@ def test_evaluate_without_a_test_split_names_those_that_are_there(tmp_path, quic
     run = tmp_path / "run"
     said = "the data of the run has no test split; choose one of train, validation with --split, or a file with --data"
     assert refused("evaluate", run) == said
-    assert "have no tset split" in refused("evaluate", run, "--split", "tset")
+    assert "has no tset split" in refused("evaluate", run, "--split", "tset")
     assert not (run / "evaluation.json").exists()
     for split in ("train", "validation"):
         command("evaluate", run, "--split", split)

@@ -15,7 +15,7 @@ import fork_server
 import pytest
 import yaml
 from safetensors.torch import load_file
-from test_training_resume import ENVIRONMENT, wait_for
+from test_training_resume import ENVIRONMENT
 
 from linformer_kit.training import checkpoint
 
@@ -107,6 +107,13 @@ def run_two(folder: Path, *arguments: str) -> str:
     printed = [(folder / f"output {rank}.txt").read_text() for rank in (0, 1)]
     assert codes == [0, 0], printed
     return "".join(printed)
+
+
+def wait_for(path: Path, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.005)
 
 
 def start(path: Path) -> subprocess.Popen:
