@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -153,6 +154,8 @@ def test_a_shell_completes_commands_options_and_the_last_of_several_values():
 
 
 def test_the_completion_of_a_shell_can_be_installed(tmp_path):
-    done = run("--install-completion", "bash", HOME=str(tmp_path))
+    # the shell is found among the parent processes; two commands, so that it does not replace itself by the first
+    command = ["bash", "-c", f"{shlex.quote(str(SCRIPT))} --install-completion && true"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert "linformer" in (tmp_path / ".bashrc").read_text()
