@@ -439,7 +439,7 @@ MUTATIONS = [
         "is_smaller = length < point.length and tokens <= point.length * point.batch",
         "is_smaller = length < point.length and tokens < point.length * point.batch",
         COMPARE,
-        "too_much or not_tried",
+        "too_much or not_tried or longer_inputs_are_skipped",
     ),
     Mutation(
         "who joins later does not take turns with those who were timed before",
@@ -540,7 +540,7 @@ MUTATIONS = [
         "{value:.6g}",
         "{value:.1g}",
         BENCH,
-        "table_comes_back",
+        "table_comes_back or read_as_it_was_written",
     ),
     Mutation(
         "true counts as the number 1 in a configuration",

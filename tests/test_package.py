@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from generate_docs import architecture_page, description, file_tree
+from mutations import MUTATIONS, mutated
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -75,6 +76,17 @@ def test_the_import_loads_no_heavy_package():
     heavy = "{'torch', 'numpy', 'transformers', 'matplotlib', 'typer'}"
     code = f"import linformer_kit, sys; print(*{heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.bug)
+def test_a_mutation_applies_and_selects_a_test(mutation):
+    """Renaming a test or editing a line must not silently disable a mutation."""
+    assert mutated(ROOT, mutation), f"the snippet does not occur exactly once in {mutation.file}"
+    files = [ROOT / name.split("::")[0] for name in mutation.tests.split()]
+    names = re.findall(r"def (test_\w+)", "".join(path.read_text() for path in files if path.exists()))
+    words = re.findall(r"(?<!not )\b(?!or\b|and\b|not\b)\w+", mutation.only)
+    assert names
+    assert not words or any(word in name for word in words for name in names)
 
 
 def test_the_page_about_the_paper_quotes_code_that_exists():
