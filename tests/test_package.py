@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "keras": {"keras", "models", "__init__"},
     "reference": set(),
     "cli": {"training", "bench", "demo", "report", "analysis", "models", "__init__", *SHARED},
-    "__init__": {"models"},
+    "__init__": {"models", "plots"},
 }
 
 

@@ -27,6 +27,7 @@ _HOMES = {
     "LinformerForQuestionAnswering": "models.modeling_linformer",
     "LinformerForCausalLM": "models.modeling_linformer",
     "LinformerForConditionalGeneration": "models.modeling_linformer_seq2seq",
+    "plot_heads": "plots.heads",
 }
 # transformers, and the modules that import it
 _TRANSFORMERS = (
@@ -63,6 +64,7 @@ if TYPE_CHECKING:  # for type checkers and editors
         LinformerForConditionalGeneration as LinformerForConditionalGeneration,
     )
     from .models.projection_linformer import make_projection as make_projection
+    from .plots.heads import plot_heads as plot_heads
 
 
 def __getattr__(name: str):
