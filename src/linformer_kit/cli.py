@@ -149,7 +149,13 @@ def demo(
 
 CONFIG = Annotated[str, typer.Argument(help="YAML file, or name of a shipped configuration, such as imdb.")]
 OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Overrides, such as training.epochs=2.")]
-RUN = Annotated[Path, typer.Argument(help="Directory of a finished run.")]
+RUN = Annotated[
+    str,
+    typer.Argument(
+        help="Directory of a finished run, a checkpoint (RUN/checkpoints/checkpoint-75), or a W&B artifact "
+        "(wandb:ENTITY/PROJECT/ARTIFACT:ALIAS)."
+    ),
+]
 
 
 @app.command()
@@ -185,7 +191,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Another file or directory in the same format.")] = None,
     beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
 ) -> None:
-    """Evaluate a run on its test split or on another file; writes evaluation.json."""
+    """Evaluate a run or a checkpoint on its test split or on another file; writes evaluation.json."""
     with report_user_errors():
         from rich.console import Console
 

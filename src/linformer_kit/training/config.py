@@ -151,7 +151,16 @@ class TrainingConfig:
         int | None, "examples per process in evaluations; default: as in training", AT_LEAST_1
     ] = None
     log_every: Annotated[int, "steps between lines of metrics.jsonl", AT_LEAST_1] = 10
-    report: Annotated[Literal["none", "tensorboard", "wandb"], "also report metrics to this tool"] = "none"
+    report: Annotated[
+        Literal["none", "tensorboard", "wandb"] | list[Literal["tensorboard", "wandb"]],
+        "also report metrics to these tools; to wandb also checkpoints and the finished model, as artifacts",
+    ] = "none"
+
+    @property
+    def reports(self) -> list[str]:
+        """The tools of `report`."""
+        names = [self.report] if isinstance(self.report, str) else list(dict.fromkeys(self.report))
+        return [name for name in names if name != "none"]
 
 
 @dataclass(frozen=True, kw_only=True)

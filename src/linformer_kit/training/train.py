@@ -22,7 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
 from ..errors import Stopped, UserError
-from ..files import write_text
+from ..files import atomic_directory, write_text
 from ..process_memory import peak_resident
 from .announce import announce
 from .arguments import resolve_hardware, training_arguments
@@ -36,6 +36,7 @@ from .progress import Bar, MetricsFile, format_metrics, validation_metrics
 from .run import RunFolder
 from .trainer import EvaluationInterrupted, FlowCallback, LinformerTrainer, TrainingComplete, evaluation_is_due
 from .translate import batch_size_of, translations
+from .wandb_report import report_to_wandb
 
 # steps between evaluations of a stream, which has no epochs
 STREAM_EVALUATION_INTERVAL = 1000
@@ -60,8 +61,12 @@ def train(config: RunConfig, console: Console) -> Path:
             prepared = prepare(config, console)
         if state.is_main_process:
             run.check_data(prepared.facts)
+            if not run.tokenizer.is_dir():  # checkpoints have none
+                with atomic_directory(run.tokenizer) as unfinished:
+                    prepared.tokenizer.save_pretrained(unfinished)
         trainer, flow = make_trainer(config, prepared, run)
-        run_trainer(trainer, flow, run, config, prepared, console)
+        with report_to_wandb(trainer, run, config, console):
+            run_trainer(trainer, flow, run, config, prepared, console)
     return run.folder
 
 
@@ -180,6 +185,7 @@ def run_trainer(
             # if the evaluation was pending when the run was resumed, the checkpoint of its step exists already
             if resumed is None or step_of(resumed) != trainer.state.global_step:
                 trainer._save_checkpoint(trainer.model)
+                trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
         except OSError as error:  # from metrics and curves; checkpoints raise UserError
             raise write_error(run.folder, error) from error
         finally:
@@ -228,7 +234,7 @@ def finish(
 ) -> None:
     """Save the best weights as `model/` and their metrics as `result.json`."""
     best, evaluation = best_checkpoint(trainer, run, console)
-    model = MODELS[config.task].from_pretrained(best)
+    model = MODELS[config.task].from_pretrained(best, trust_remote_code=False, use_safetensors=True)
     metrics = validation_metrics(evaluation)
     if config.task == "translation":
         rows = prepared.splits["validation"]
@@ -240,7 +246,6 @@ def finish(
         with atomic_checkpoint(run.model) as unfinished:
             model.save_pretrained(unfinished)
             prepared.tokenizer.save_pretrained(unfinished)
-        prepared.tokenizer.save_pretrained(run.tokenizer)
         parameters, _ = count_parameters(model)
         result = {"best_step": step_of(best), "steps": trainer.state.global_step, "parameters": parameters, **metrics}
         peak = peak_resident()
