@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from math import prod
 from pathlib import Path
 
@@ -61,10 +62,11 @@ def test_keras_shows_tables():
         "--backend",
         "keras",
         KERAS_BACKEND="torch",
-        COLUMNS="200",
+        COLUMNS="80",
     )
     assert done.returncode == 0, done.stderr
-    for text in ("on torch", "50 × 1 × 8", "total", "Full attention takes", "times as long", "peak memory"):
+    assert done.stdout.count(f"on torch {metadata.version('torch')}") == 2  # in the settings and below the tables
+    for text in (" query/kernel ", " attention_output/kernel ", "50 × 1 × 8", "total", "Full attention takes", "times as long", "peak memory"):
         assert text in done.stdout
 
 

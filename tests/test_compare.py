@@ -682,9 +682,9 @@ def test_a_cell_is_the_ratio_to_the_baseline_of_the_same_batch_next_to_the_paper
         "batch": "8",
         "measured": "1.50",
         "paper": "1.5",
-        "why not": "",
+        "note": "",
     }
-    assert (second["measured"], second["paper"], second["why not"]) == ("", "7.9", "bert-eager: out of memory")
+    assert (second["measured"], second["paper"], second["note"]) == ("", "7.9", "bert-eager: out of memory")
     assert (third["saved"], third["measured"], third["paper"]) == ("memory", "2.50", "1.7")
     assert fourth["paper"] == "18"
 
