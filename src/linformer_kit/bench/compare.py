@@ -28,7 +28,7 @@ from .implementations import IMPLEMENTATIONS, version_of
 from .isolated import Isolated, measure_isolated, measure_rounds
 from .machine import describe_machine, timed_code
 from .measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing, as_row, available_bytes
-from .point import FULL, TRAINING_SUBJECTS, Point
+from .point import TRAINING_SUBJECTS, Point
 from .result_table import FACTS, baseline_name, baseline_of, open_table
 from .sweep import LISTS, PAPER_TABLE_3, PRESETS, Sweep, read_keys, read_sweep, split_list
 
@@ -262,7 +262,7 @@ class Comparison:
 
 def group_name(points: Sequence[Point]) -> str:
     """
-    >>> group_name([Point("layer", "forward", FULL, length, None, 1) for length in (512, 1024)])
+    >>> group_name([Point("layer", "forward", "gemm", length, None, 1) for length in (512, 1024)])
     'layer, forward, N=512–1,024'
     """
     first = points[0]

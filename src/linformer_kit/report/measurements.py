@@ -20,7 +20,8 @@ def measurement_table(name: str, rows: list[Row]) -> Table:
         return row["subject"], row["step"], row["backend"]
 
     varying = [size for size in SIZES if len(values(rows, size)) > 1]
-    baselines = {each: baseline_name(row for row in rows if kind(row) == each) for each in dict.fromkeys(map(kind, rows))}
+    kinds = dict.fromkeys(map(kind, rows))
+    baselines = {each: baseline_name(row for row in rows if kind(row) == each) for each in kinds}
     names = " or ".join(dict.fromkeys(filter(None, baselines.values())))
     note = f"Ratios: {names} divided by this row, at the same subject, step, length, batch and sizes." if names else ""
     cells = (measurement(row, baseline_of(row, rows, baselines[kind(row)]), varying) for row in rows)

@@ -45,9 +45,9 @@ class Input:
 
 
 class Predictor:
-    """Predicts with the model of a run or with a checkpoint; `warn` is called with warnings, such as about truncated inputs.
+    """Predicts with the model of a run or with a checkpoint (`open_model`).
 
-    A prediction is a dictionary whose first key is the input.
+    `warn` is called with warnings, such as about truncated inputs. A prediction is a dictionary whose first key is the input.
     """
 
     def __init__(self, source: Path | str, options: Options | None = None, warn: Any = print):

@@ -1,7 +1,7 @@
 """Weights & Biases: metrics, checkpoints and the finished model of a run, and the way back from an artifact.
 
-`WandbCallback` of transformers logs metrics. Its artifacts do not fit: a checkpoint of `Trainer` has no tokenizer and no
-configuration, and at the end it saves the last weights, not the best. Ours are parts of the run directory with the same
+`WandbCallback` of transformers logs metrics. Its artifacts do not fit: they have no configuration of the run and no
+tokenizer, and the last one has the last weights, not the best. Ours contain files of the run directory under the same
 names, so that a downloaded artifact is opened like a run.
 """
 
@@ -158,8 +158,8 @@ def download(name: str) -> Path:
     parts = re.fullmatch(r"(\w[\w.-]*)/(\w[\w.-]*)/(\w[\w.-]*):\w[\w.-]*", name)
     if parts is None:
         raise UserError(
-            f"{source} is not the name of an artifact; write {WANDB_PREFIX}ENTITY/PROJECT/ARTIFACT:ALIAS, with an alias "
-            "such as final, latest, step-100 or v3"
+            f"{source} is not the name of an artifact; write {WANDB_PREFIX}ENTITY/PROJECT/ARTIFACT:ALIAS, with an "
+            "alias such as final, latest, step-100 or v3"
         )
     try:
         import wandb
