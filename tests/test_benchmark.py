@@ -66,7 +66,15 @@ def test_keras_shows_tables():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"on torch {metadata.version('torch')}") == 2  # in the settings and below the tables
-    for text in (" query/kernel ", " attention_output/kernel ", "50 × 1 × 8", "total", "Full attention takes", "times as long", "peak memory"):
+    for text in (
+        " query/kernel ",
+        " attention_output/kernel ",
+        "50 × 1 × 8",
+        "total",
+        "Full attention takes",
+        "times as long",
+        "peak memory",
+    ):
         assert text in done.stdout
 
 

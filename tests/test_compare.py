@@ -673,7 +673,10 @@ def test_ratios_refer_to_full_attention_or_to_the_baseline_that_is_there(tmp_pat
     key = {"subject": "encoder", "step": "forward", "length": 512, "batch": 8, **dict.fromkeys(FACTS, "1")}
     columns = ("seconds_fastest", "seconds_median", "seconds_slowest")
     table.put(
-        [{**key, "implementation": name, "status": OK, **dict.fromkeys(columns, time)} for name, time in seconds.items()]
+        [
+            {**key, "implementation": name, "status": OK, **dict.fromkeys(columns, time)}
+            for name, time in seconds.items()
+        ]
     )
     rows = list(table.rows())
     with (console := Console(width=120, quiet=False)).capture() as captured:

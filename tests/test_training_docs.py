@@ -12,7 +12,7 @@ import yaml
 from linformer_kit.bench.study_tables import load_tables
 from linformer_kit.bench.sweep import read_sweep
 from linformer_kit.cli import app
-from linformer_kit.training.config import config_from_dict, load_config, shipped_configs
+from linformer_kit.training.config import load_config, shipped_configs
 from linformer_kit.training.config_page import model_reference, reference, reference_page
 from linformer_kit.training.run import CHANGEABLE_KEYS, flatten_keys
 from linformer_kit.yaml_loader import parse_yaml

@@ -170,9 +170,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 CONFIG = Annotated[
     str,
-    typer.Argument(
-        help="YAML file, or name of a shipped configuration, such as imdb.", autocompletion=complete_config
-    ),
+    typer.Argument(help="YAML file, or name of a shipped configuration, such as imdb.", autocompletion=complete_config),
 ]
 OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Overrides, such as training.epochs=2.")]
 RUN = Annotated[

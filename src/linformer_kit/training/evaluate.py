@@ -57,8 +57,8 @@ def evaluate(
             # the initial model (`model.from`) may no longer exist
             length = {"max_position_embeddings": model.config.max_position_embeddings}
             rows, counts = read_evaluation_file(replace(config, model=length), data, tokenizer, labels, Path(temporary))
-        source = data or config.data.path or config.data.generated
-        metrics: dict[str, Any] = {"split": split if data is None else None, "data": source, "rows": len(rows)}
+        origin = data or config.data.path or config.data.generated
+        metrics: dict[str, Any] = {"split": split if data is None else None, "data": origin, "rows": len(rows)}
         metrics |= measure(config, model, tokenizer, rows, labels)
         metrics["cut_texts"] = 0 if is_language_model(config.task) else counts["length"]["cut_texts"]
         if config.task == "translation":

@@ -47,7 +47,8 @@ class Input:
 class Predictor:
     """Predicts with the model of a run or with a checkpoint (`open_model`).
 
-    `warn` is called with warnings, such as about truncated inputs. A prediction is a dictionary whose first key is the input.
+    `warn` is called with warnings, such as about truncated inputs. A prediction is a dictionary whose first key is the
+    input.
     """
 
     def __init__(self, source: Path | str, options: Options | None = None, warn: Any = print):
