@@ -61,7 +61,7 @@ def train(config: RunConfig, console: Console) -> Path:
             prepared = prepare(config, console)
         if state.is_main_process:
             run.check_data(prepared.facts)
-            if not run.tokenizer.is_dir():  # checkpoints have none
+            if resumed is None or not run.tokenizer.is_dir():  # for checkpoints, which have none
                 with atomic_directory(run.tokenizer) as unfinished:
                     prepared.tokenizer.save_pretrained(unfinished)
         trainer, flow = make_trainer(config, prepared, run)

@@ -140,7 +140,7 @@ class WandbReport(WandbCallback):
             if is_done:
                 result = read_json(self.run_folder.result)
                 self.attempt(lambda: self.log_artifact(self.run_folder.model, result, ["final", "latest"]))
-            if is_done and not self.is_lost:
+            if is_done and not self.is_lost and not run.disabled:
                 owner = "ENTITY" if run.offline else run.entity
                 line = f"W&B artifact: {WANDB_PREFIX}{owner}/{run.project}/{name}:final"
                 self.console.print(line, highlight=False, markup=False, soft_wrap=True)
