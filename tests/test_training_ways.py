@@ -3,6 +3,8 @@ early stopping, precision, reporting, streams."""
 
 import gc
 import gzip
+import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -276,6 +278,15 @@ def test_the_best_checkpoint_can_be_selected_by_another_metric(tmp_path, quick, 
 
     assert best("loss") != best("accuracy")
     assert result["best_step"] == best(metric)
+
+
+def test_the_recommended_commands_work_without_a_test_split(tmp_path, quick):
+    path = quick("classification", tmp_path, run=tmp_path / "my run", **{"training.steps": 1})
+    printed, *_ = train_here(path, f"data.path={load_config(path).data.path}/train.jsonl")
+    recommended = re.search(r"^Next: linformer (evaluate .+), linformer (predict .+)$", printed, re.MULTILINE)
+    command(*shlex.split(recommended[1]))
+    command(*shlex.split(recommended[2]))
+    assert read_json(tmp_path / "my run" / "evaluation.json")["split"] == "validation"
 
 
 # sizes that train in a second

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import datasets
@@ -193,7 +194,7 @@ def run_trainer(
     if flow.signal is not None:
         raise Stopped(
             f"Stopped and saved at step {trainer.state.global_step} of {trainer.state.max_steps}. "
-            f"To resume: linformer train {run.config}",
+            f"To resume: linformer train {quote(str(run.config))}",
             128 + flow.signal,
         )
     finish(trainer, run, config, prepared, time.perf_counter() - start, console)
@@ -255,9 +256,9 @@ def finish(
     trainer.accelerator.wait_for_everyone()
     console.print(f"Best at step {step_of(best)}: {format_metrics(metrics)}", highlight=False, soft_wrap=True)
     console.print(f"Model in {run.model}, curves in {run.curves}", highlight=False, soft_wrap=True)
-    split = "" if "test" in prepared.summary["splits"] else " --split validation"
+    folder, split = quote(str(run.folder)), "" if "test" in prepared.summary["splits"] else " --split validation"
     console.print(
-        f"Next: linformer evaluate {run.folder}{split}, linformer predict {run.folder} TEXT",
+        f"Next: linformer evaluate {folder}{split}, linformer predict {folder} TEXT",
         highlight=False,
         soft_wrap=True,
     )
