@@ -72,6 +72,18 @@ def test_models_import_siblings_only():
                 assert node.module
 
 
+def test_no_auto_class_may_run_the_code_of_a_model():
+    """Without the argument, transformers asks the user whether to run it."""
+    found = 0
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and re.search(r"\bAuto\w+\.from_pretrained$", ast.unparse(node.func)):
+                options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert options.get("trust_remote_code") == "False" or options.get(None) == "safe", ast.unparse(node)
+                found += 1
+    assert found > 4
+
+
 def test_the_import_loads_no_heavy_package():
     heavy = "{'torch', 'numpy', 'transformers', 'matplotlib', 'typer'}"
     code = f"import linformer_kit, sys; print(*{heavy} & set(sys.modules))"

@@ -14,7 +14,7 @@ from training_zoo import environment, linformer
 from linformer_kit.bench.study_tables import load_tables
 from linformer_kit.bench.sweep import read_sweep
 from linformer_kit.cli import app
-from linformer_kit.training.config import config_from_dict, load_config, shipped_configs
+from linformer_kit.training.config import load_config, shipped_configs
 from linformer_kit.training.config_page import model_reference, reference, reference_page
 from linformer_kit.training.run import CHANGEABLE_KEYS, flatten_keys
 from linformer_kit.yaml_loader import parse_yaml
@@ -45,8 +45,8 @@ def test_the_page_has_every_key_once():
 @pytest.mark.parametrize("name", list(shipped_configs()))
 def test_every_key_of_a_shipped_configuration_is_in_the_reference(name):
     tree = yaml.safe_load(shipped_configs()[name].read_text(encoding="utf-8"))
-    assert {key for key, _ in flatten_keys(tree)} <= keys()
-    assert load_config(name).task == tree["task"]
+    assert {key for key, _ in flatten_keys(tree)} <= keys() | {"base"}
+    assert load_config(name).run == f"runs/{name}"
 
 
 def test_the_features_list_the_shipped_configurations_and_the_commands():
@@ -70,8 +70,9 @@ def test_every_yaml_in_the_documents_is_a_configuration_a_sweep_or_a_study(block
     keys = parse_yaml(block, "the document")
     if "targets" in keys:
         assert read_sweep(keys).targets
-    elif "task" in keys:
-        assert config_from_dict(keys).task
+    elif "task" in keys or "base" in keys:
+        (tmp_path / "document.yaml").write_text(block, encoding="utf-8")
+        assert load_config(tmp_path / "document.yaml").task
     else:
         (tmp_path / "study.yaml").write_text(block)
         assert load_tables(tmp_path / "study.yaml")

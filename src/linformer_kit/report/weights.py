@@ -72,7 +72,7 @@ def load_model(folder: Path, config: "RunConfig | None") -> LoadedModel:
     if architecture not in classes:
         raise UserError(f"{folder} contains a {architecture}; known architectures are {', '.join(classes)}")
     try:
-        model = classes[architecture].from_pretrained(folder).eval()
+        model = classes[architecture].from_pretrained(folder, trust_remote_code=False, use_safetensors=True).eval()
     except Exception as error:  # of safetensors, JSON or transformers
         raise UserError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error
     return LoadedModel(name, model, folder, config)
@@ -103,7 +103,7 @@ def tokenize(model: LoadedModel, text: str) -> Tokens:
     from ..training.tokens import classified_texts, tokenize_with_end
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model.folder)
+        tokenizer = AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False)
     except Exception as error:  # of the file system or a parser
         raise UserError(f"the tokenizer in {model.folder} cannot be loaded: {' '.join(str(error).split())}") from None
     longest = min(model.stack.config.max_position_embeddings, MAX_TOKENS)
