@@ -100,6 +100,25 @@ ROWS: dict[str, Callable[..., Array]] = {
 }
 
 
+def neighbor_means(weight: Array, count: int) -> Array:
+    """(..., K) to (..., count): the means of neighboring columns; the first groups have one column more if needed."""
+    size, larger = divmod(weight.shape[-1], count)
+    means, start = [], 0
+    for j in range(count):
+        after = start + size + (1 if j < larger else 0)
+        means.append(sum(weight[..., column] for column in range(start, after)) / (after - start))
+        start = after
+    return np.stack(means, axis=-1)
+
+
+# How the weight of a projection with K columns serves a layer with fewer, `count`.
+CUTS: dict[str, Callable[[Array, int], Array]] = {
+    "linear": neighbor_means,
+    "random": lambda weight, count: weight[..., :count] * np.sqrt(weight.shape[-1] / count),
+    "dynamic": lambda weight, count: weight[..., :count],
+}
+
+
 def head_slice(head: int, head_dim: int) -> slice:
     """The features of one head among those of all heads."""
     return slice(head * head_dim, (head + 1) * head_dim)

@@ -149,6 +149,7 @@ class LinformerAttention(MultiHeadLayer):
         rescale: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
+        context_dim: int | None = None,
     ):
         super().__init__(
             embed_dim,
@@ -162,6 +163,7 @@ class LinformerAttention(MultiHeadLayer):
             rescale=rescale,
             dropout=dropout,
             bias=bias,
+            context_dim=context_dim,
         )
 
     @overload
@@ -198,14 +200,20 @@ class LinformerAttention(MultiHeadLayer):
         fused: bool = True,
     ) -> Tensor | tuple[Tensor, Tensor]: ...
     def forward(self, x, context=None, *, mask=None, projection=None, need_weights=False, fused=True):
-        """Attend from `x` (B, L, C) to `context` (B, N, C), by default `x` itself. Returns (B, L, C).
+        """Attend from `x` (B, L, embed_dim) to `context` (B, N, context_dim), by default `x`. Returns (B, L, embed_dim).
 
         - `mask` (B, N) is True at the real tokens of the context. The output of an example without real tokens is b_O.
-        - `projection` is the shared projection, with `sharing="layerwise"` only.
+        - `projection` replaces the projection of the layer in this call. It has the same number of rows, or more,
+          which are cut to `projected_length` (see `Projection.cut`). With `sharing="layerwise"` it is required.
         - `need_weights` also returns the (B, H, L, K) attention weights.
         - `fused=False` computes the softmax in separate steps, which stores the weights.
         """
         check_features("x", x, self.embed_dim, self._like(x))
+        if context is None and self.context_dim != self.embed_dim:
+            raise ValueError(
+                f"context is missing: with embed_dim={self.embed_dim} and context_dim={self.context_dim}, x cannot be "
+                f"its own context; pass a context of width {self.context_dim}, or build the layer without context_dim"
+            )
         if context is None and mask is not None:
             # padding may hold anything, and as queries it would reach the gradients of the weights
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
@@ -214,9 +222,10 @@ class LinformerAttention(MultiHeadLayer):
         return (output, weights) if need_weights else output
 
     def project(self, context: Tensor, mask: Tensor | None = None, projection: Projection | None = None) -> KeysValues:
-        """The keys and values of `context` (B, N, C), which can be kept for several calls of `attend`."""
+        """The keys and values of `context` (B, N, context_dim), which can be kept for several calls of `attend`."""
         projection = self._projection(projection)
-        check_features("context", context, self.embed_dim, self._like(context))
+        name = "embed_dim" if self.context_dim == self.embed_dim else "context_dim"
+        check_features("context", context, self.context_dim, self._like(context), name)
         projection.check_length(context.shape[1])
         lengths_B = None
         if mask is not None:
@@ -277,12 +286,12 @@ class LinformerAttention(MultiHeadLayer):
         keys = self._key_order(projection, context_length)
         rows = projection.rows(context_length)
         queries = self._query_order(length, rows)
-        cost = key_costs(projection, context_length, self.embed_dim, self.num_kv_heads * self.head_dim)[keys]
+        cost = key_costs(projection, context_length, self.context_dim, self.num_kv_heads * self.head_dim)[keys]
         cost += query_costs(length, rows, self.embed_dim, self.num_heads, self.head_dim)[queries]
         return Plan(keys, queries, batch * cost)
 
     def _key_order(self, projection: Projection, length: int) -> KeyOrder:
-        costs = key_costs(projection, length_to_plan(length), self.embed_dim, self.num_kv_heads * self.head_dim)
+        costs = key_costs(projection, length_to_plan(length), self.context_dim, self.num_kv_heads * self.head_dim)
         if not (is_plain_linear(self.key) and is_plain_linear(self.value)):
             return "sequence first"
         return cheapest(costs)

@@ -10,7 +10,7 @@ real tokens; None means that all N are real.
 """
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,14 @@ def repeated_rows(rows: Tensor, count: int) -> Tensor:
     return rows.detach()[torch.arange(count, device=rows.device) % rows.shape[0]]
 
 
+def neighbor_means(columns: Tensor, count: int) -> Tensor:
+    """(..., K) to (..., count): the means of groups of neighbors, whose sizes differ by at most one."""
+    size, larger = divmod(columns.shape[-1], count)
+    first, rest = columns.tensor_split([larger * (size + 1)], dim=-1)
+    means = [group.unflatten(-1, (-1, n)).mean(dim=-1) for group, n in ((first, size + 1), (rest, size))]
+    return torch.cat(means, dim=-1) if larger else means[1]
+
+
 def scaled(rows: Tensor, scale: Tensor) -> Tensor:
     """`rows · scale`, computed in the dtype of the scale, which float16 may not hold, and cast to that of the rows."""
     return (rows * scale).to(rows.dtype)
@@ -94,6 +102,7 @@ class Projection(ProjectionFacts, nn.Module):
     kinds: ClassVar[dict[str, type["Projection"]]] = {}
     matrices: int = 1  # 1: E = F; 2: E and F; 2G: E and F for each key-value head
     max_length: int | None = None  # None: any length
+    projected_length: int | None = None  # None: one row for each token
     options: dict[str, Any] | None = None  # those of `make_projection`, if it built this projection
 
     def check_length(self, length: int) -> None:
@@ -148,6 +157,34 @@ class Projection(ProjectionFacts, nn.Module):
         """A weight of this projection, converted for `resized`."""
         return weight.detach().clone()
 
+    def cut(self, projected_length: int) -> "Projection":
+        """This projection with `projected_length` rows, to be used in one call. Gradients reach the whole weights.
+
+        >>> shared = make_projection("linear", embed_dim=8, max_length=12, projected_length=6, sharing="layerwise")
+        >>> shared.cut(3)(torch.zeros(2, 12, 8)).rows_BMKC.shape
+        torch.Size([2, 1, 3, 8])
+        """
+        if self.projected_length is None or projected_length == self.projected_length:
+            return self
+        tensors = {
+            name: self.cut_weight(tensor, projected_length)
+            for name, tensor in (*self.named_parameters(), *self.named_buffers())
+        }
+        return self._view(tensors, projected_length=projected_length)
+
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        """A weight of this projection, computed for `cut`."""
+        raise ValueError(
+            f"a projection {self.kind!r} with projected_length={self.projected_length} cannot be cut to "
+            f"{projected_length} rows; build it with projected_length={projected_length}"
+        )
+
+    def _view(self, tensors: dict[str, Tensor], **attributes: Any) -> Self:
+        """This projection with other tensors, which are no parameters: an optimizer still sees only the original."""
+        view = type(self).__new__(type(self))  # copy.copy cannot be compiled
+        view.__dict__.update({**self.__dict__, "_parameters": {}, "_buffers": {}, **tensors, **attributes})
+        return view
+
     def key_slice(self) -> slice:
         """The matrices, out of M, that are E."""
         return slice(0, max(1, self.matrices // 2))
@@ -159,6 +196,8 @@ class Projection(ProjectionFacts, nn.Module):
 
 class DenseProjection(Projection):
     """`Eᵀ X` as a matrix product."""
+
+    projected_length: int
 
     def __init__(self, projected_length: int, matrices: int):
         super().__init__()
@@ -230,6 +269,10 @@ class LinearProjection(DenseProjection, kind="linear"):
     def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         return repeated_rows(weight, max_length)
 
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        """Averages neighboring columns: at first, each row is the mean of a segment, and no token is left out."""
+        return neighbor_means(weight, projected_length)
+
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
         length = x_BNC.shape[1]
         return Matrices(self.weight[:length], self._column_scale(length, lengths_B) if self.rescale else None)
@@ -260,6 +303,10 @@ class RandomProjection(LinearProjection, kind="random"):
         with torch.no_grad():
             self.weight.normal_(std=1 / math.sqrt(self.projected_length))
 
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        """The first columns, scaled to N(0, 1/K) for the smaller K."""
+        return weight[..., :projected_length] * math.sqrt(self.projected_length / projected_length)
+
 
 class DynamicProjection(DenseProjection, kind="dynamic"):
     """E computed from the input: the softmax over positions of `X W_p` (Transformer-LS)."""
@@ -278,6 +325,10 @@ class DynamicProjection(DenseProjection, kind="dynamic"):
 
     def own_multiply_adds_per_channel(self, length: int) -> int:
         return self.matrices * length * self.projected_length
+
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        """The first columns: each of them looks at all tokens."""
+        return weight[..., :projected_length]
 
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
         logits_BNF = x_BNC @ self.weight.flatten(1)
@@ -306,6 +357,7 @@ class ConvProjection(Projection, kind="conv"):
 
     def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool = False):
         super().__init__()
+        self.projected_length = projected_length
         self.window = -(-max_length // projected_length)
         self.matrices = matrices
         self.rescale = rescale
@@ -316,6 +368,13 @@ class ConvProjection(Projection, kind="conv"):
         # means plus noise, as in LinearProjection
         with torch.no_grad():
             self.weight.normal_(std=0.1 / self.window).add_(1 / self.window)
+
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        raise ValueError(
+            f"projection='conv' with projected_length={self.projected_length} cannot be cut to {projected_length} "
+            f"rows: its kernel of max_length / projected_length = {self.window} taps fixes the number of rows; build "
+            f"it with projected_length={projected_length}, or use projection='linear', 'dynamic' or 'mean'"
+        )
 
     def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         assert self.options is not None
@@ -371,6 +430,7 @@ class PoolingProjection(Projection):
     """
 
     has_matrices = False
+    projected_length: int
 
     def __init__(self, projected_length: int):
         super().__init__()
