@@ -180,6 +180,42 @@ def test_a_context_of_another_width_gives_the_keys_and_values(projection, sharin
     assert_close(plain_attention(layer, x, context, shared), layer(x, context, projection=shared))
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_separate_keys_and_values_equal_the_reference(projection, sharing, masked):
+    layer, shared = build(projection, sharing, rescale=projection == "linear")
+    x, key, value = torch.randn(2, 5, 12), torch.randn(2, 9, 12), torch.randn(2, 9, 12)
+    mask = padding(9, [4, 9]) if masked else None
+    leaves = [key.requires_grad_(), value.requires_grad_(), *layer.parameters()]
+    leaves += [] if shared is None else list(shared.parameters())
+    expected = reference_output(layer, x, key, mask, shared, value)
+    for keys in ("sequence first", "features first") if projection in DENSE else ("sequence first",):
+        with orders(keys, "per head"):
+
+            def output(*_):
+                return layer(x, key, value=value, mask=mask, projection=shared)
+
+            assert_close(output(), expected, rtol=1e-9, atol=1e-11)
+            assert torch.autograd.gradcheck(output, leaves, fast_mode=True)
+    same = layer(x, key, value=key, mask=mask, projection=shared)
+    assert_close(same, layer(x, key, mask=mask, projection=shared))
+    assert_close(layer(x, x, value=value[:, :5], projection=shared), layer(x, value=value[:, :5], projection=shared))
+
+
+def test_separate_keys_and_values_equal_multi_head_attention_without_a_projection():
+    theirs = torch.nn.MultiheadAttention(12, 4, kdim=7, vdim=7, batch_first=True)
+    randomize(theirs)
+    ours = LinformerAttention(12, 4, projection="none", context_dim=7)
+    bias = theirs.in_proj_bias.chunk(3)
+    parts = zip(("query", "key", "value"), bias, strict=True)
+    weights = {f"{name}.weight": getattr(theirs, f"{name[0]}_proj_weight") for name in ("query", "key", "value")}
+    outputs = {f"output.{name}": value for name, value in theirs.out_proj.state_dict().items()}
+    ours.load_state_dict({**weights, **outputs, **{f"{name}.bias": value for name, value in parts}})
+    x, key, value, mask = torch.randn(2, 5, 12), torch.randn(2, 9, 7), torch.randn(2, 9, 7), padding(9, [9, 4])
+    expected, weights = theirs(x, key, value, key_padding_mask=~mask, average_attn_weights=False)
+    assert_close(ours(x, key, value=value, mask=mask, need_weights=True), (expected, weights))
+
+
 @pytest.mark.parametrize(
     ("projection", "sharing", "rows"),
     [(*c, rows) for c in COMBINATIONS for rows in (3, 7, 12) if rows == 3 or c[0] not in ("conv", "none")],

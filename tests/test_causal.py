@@ -66,9 +66,7 @@ def test_a_given_projection_replaces_that_of_the_layer(projection, sharing):
     options = {"embed_dim": 8, "max_length": 4, "projected_length": 2 if projection == "conv" else 4}
     given = randomize(make_projection(projection, **options, sharing=sharing, num_kv_heads=2))
     x = torch.randn(2, 11, 8)
-    expected = [
-        reference.causal_linformer_attention(numpy(example), reference_layer(layer, given), 4) for example in x
-    ]
+    expected = [reference.causal_linformer_attention(numpy(example), reference_layer(layer, given), 4) for example in x]
     whole = layer(x, projection=given)
     assert_close(whole, torch.from_numpy(np.array(expected)))
     start, cache = layer.step(x[:, :6], projection=given)

@@ -287,6 +287,13 @@ def test_a_given_projection_of_a_causal_layer_has_the_length_of_its_blocks():
         causal()(X, projection=make_projection("linear", embed_dim=8, max_length=6, projected_length=2))
 
 
+def test_each_key_has_a_value():
+    with raises("value has shape (2, 5, 8)", "(2, 6, 8)", "one value for each key"):
+        attention()(X, value=X[:, :5])
+    with raises("value has width 7", "embed_dim=8"):
+        attention()(X, value=torch.zeros(2, 6, 7))
+
+
 def test_self_attention_needs_a_context_of_the_width_of_x():
     with raises("context is missing", "embed_dim=8", "context_dim=5", "pass a context of width 5"):
         attention(context_dim=5)(X)

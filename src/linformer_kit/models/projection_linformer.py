@@ -31,6 +31,10 @@ class Matrices(NamedTuple):
     E: Tensor  # (N, M, K), or (B, N, M, K) if they depend on the input
     scale: Tensor | None  # (M, K) or (B, M, K): the factors of `rescale` for the columns; float32 or wider
 
+    def part(self, matrices: slice) -> "Matrices":
+        """Only E, or only F."""
+        return Matrices(self.E[..., matrices, :], None if self.scale is None else self.scale[..., matrices, :])
+
 
 def real_tokens_first(x_BNC: Tensor, mask_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Move the real tokens of each example to the front, in order, followed by zeros.
@@ -100,6 +104,7 @@ class Projection(ProjectionFacts, nn.Module):
     """
 
     kinds: ClassVar[dict[str, type["Projection"]]] = {}
+    matrix_axis: ClassVar[int] = -2  # the axis of the weights that counts the matrices
     matrices: int = 1  # 1: E = F; 2: E and F; 2G: E and F for each key-value head
     max_length: int | None = None  # None: any length
     projected_length: int | None = None  # None: one row for each token
@@ -178,6 +183,17 @@ class Projection(ProjectionFacts, nn.Module):
             f"a projection {self.kind!r} with projected_length={self.projected_length} cannot be cut to "
             f"{projected_length} rows; build it with projected_length={projected_length}"
         )
+
+    def part(self, matrices: slice) -> Self:
+        """This projection with some of its matrices, only E (`key_slice`) or only F (`value_slice`), for one call."""
+        chosen = range(self.matrices)[matrices]
+        if len(chosen) == self.matrices:
+            return self
+        tensors = {
+            name: tensor.narrow(self.matrix_axis, chosen.start, len(chosen))
+            for name, tensor in (*self.named_parameters(), *self.named_buffers())
+        }
+        return self._view(tensors, matrices=len(chosen))
 
     def _view(self, tensors: dict[str, Tensor], **attributes: Any) -> Self:
         """This projection with other tensors, which are no parameters: an optimizer still sees only the original."""
@@ -353,6 +369,7 @@ class ConvProjection(Projection, kind="conv"):
     can_rescale = True
     sized_by_max_length = True
     sized_by_width = True
+    matrix_axis = -3
     why_no_matrix = "has its own weights for each channel in windows"
 
     def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool = False):
