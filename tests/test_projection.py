@@ -31,6 +31,7 @@ FACTS = {
     "can_rescale": {"linear", "random", "conv"},
     "sized_by_max_length": {"linear", "random", "conv"},
     "sized_by_width": {"dynamic", "conv"},
+    "can_be_cut": {"linear", "random", "dynamic", "mean", "max", "none"},
     "has_own_learning_rate": {"linear"},
     "matrix_depends_on": {"linear", "random", "dynamic", "mean"},
     "why_no_matrix": {"conv", "max", "none"},

@@ -63,7 +63,8 @@ class LinformerConfig(PreTrainedConfig):
       output layer of a language model; default `hidden_size`, without the two maps.
     - `projection`: the kind of E and F: "linear", "dynamic", "conv", "mean", "max" or "random"; "none" for full
       attention.
-    - `projected_length`: K, the number of rows of keys and values; one number, or one for each layer.
+    - `projected_length`: K, the number of rows of keys and values; one number, or one for each layer. With
+      `sharing="layerwise"`, the shared projection has the largest, and each layer uses a part of it (`Projection.cut`).
     - `sharing`: which E and F are shared: "none", "headwise", "kv" or "layerwise".
     - `rescale`: give the keys and values of short inputs the scale of full ones.
     - `position_embedding`: "learned", "sinusoidal" or "none".
@@ -179,6 +180,7 @@ class LinformerConfig(PreTrainedConfig):
         choice("hidden_act", self.hidden_act, ACT2FN)
         for length in self.projected_lengths:
             Projection.check_options(self.projection, self.max_position_embeddings, length, self.sharing, self.rescale)
+        Projection.check_lengths(self.projection, self.projected_lengths, self.sharing)
         self._check_heads()
         for name, absent in (("type_vocab_size", "no token types"), ("intermediate_size", "no feed-forward")):
             if getattr(self, name) < 0:
@@ -234,11 +236,6 @@ class LinformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"projected_length has {len(self.projected_length)} numbers but num_hidden_layers is "
                 f"{self.num_hidden_layers}; pass one number, or one per layer"
-            )
-        if self.sharing == "layerwise" and len(set(self.projected_length)) > 1:
-            raise ValueError(
-                f"projected_length is {self.projected_length} with sharing='layerwise', which has one matrix for all "
-                "layers; pass one number, or use sharing='kv'"
             )
         return self.projected_length
 

@@ -6,7 +6,7 @@ Shapes: B batch, N length, C hidden size, W width of the embeddings, K projected
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -132,9 +132,9 @@ def make_causal_attention(config: LinformerConfig) -> CausalLinformerAttention:
     return CausalLinformerAttention(**options)
 
 
-def make_shared_projection(attention: MultiHeadLayer) -> Projection | None:
-    """With `sharing="layerwise"`, the projection of all layers with attention like this."""
-    options = attention.shared_projection_options
+def make_shared_projection(attentions: Iterable[MultiHeadLayer]) -> Projection | None:
+    """With `sharing="layerwise"`, the projection of all layers: as large as the largest of them needs."""
+    options = max(attentions, key=lambda attention: attention.projected_length).shared_projection_options
     return None if options is None else make_projection(**options)
 
 
@@ -394,10 +394,10 @@ class LinformerModel(LinformerPreTrainedModel):
         has_norm = config.norm_first and config.outer_norms
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
         # what the layers share belongs to the model, which passes it to them
-        self.projection = make_shared_projection(layers[0].attention)
+        self.projection = make_shared_projection(layer.attention for layer in layers)
         self.source_projection = None
         if config.add_cross_attention:
-            self.source_projection = make_shared_projection(layers[0].cross_attention)
+            self.source_projection = make_shared_projection(layer.cross_attention for layer in layers)
         self.gradient_checkpointing = False
         self.post_init()
 
