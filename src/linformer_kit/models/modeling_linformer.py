@@ -114,13 +114,14 @@ def attention_options(config: LinformerConfig) -> dict[str, Any]:
     }
 
 
-def make_attention(config: LinformerConfig, layer_idx: int) -> LinformerAttention:
+def make_attention(config: LinformerConfig, layer_idx: int, context_dim: int | None = None) -> LinformerAttention:
     """Self-attention of an encoder, or cross-attention of a decoder."""
     return LinformerAttention(
         **attention_options(config),
         max_length=config.max_position_embeddings,
         projected_length=config.projected_lengths[layer_idx],
         rescale=config.rescale,
+        context_dim=context_dim,
     )
 
 
@@ -225,7 +226,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         self.local = LocalMixing(config.hidden_size, config.local_width) if has_local else None
         self.attention_residual = Residual(config)
         if config.add_cross_attention:
-            self.cross_attention = make_attention(config, layer_idx)
+            self.cross_attention = make_attention(config, layer_idx, config.cross_attention_hidden_size)
             self.cross_attention_residual = Residual(config)
         self.feed_forward = None
         if config.intermediate_size:
@@ -363,9 +364,11 @@ class LinformerPreTrainedModel(PreTrainedModel):
             if isinstance(module, LinformerPreTrainedModel):
                 module.config.max_position_embeddings = length
 
-    def get_position_embeddings(self) -> nn.Module | None:
-        """The module of the position embeddings, or None."""
-        return next(module for module in self.modules() if isinstance(module, LinformerEmbeddings)).position_embeddings
+    def get_position_embeddings(self) -> Any:
+        """The module of the position embeddings, or None; of an encoder-decoder, those of encoder and decoder."""
+        embeddings = [module for module in self.modules() if isinstance(module, LinformerEmbeddings)]
+        positions = tuple(module.position_embeddings for module in embeddings)
+        return positions if self.config.is_encoder_decoder else positions[0]
 
 
 class LinformerModel(LinformerPreTrainedModel):
@@ -385,7 +388,8 @@ class LinformerModel(LinformerPreTrainedModel):
         if config.is_encoder_decoder:
             raise ValueError(
                 "the configuration is that of an encoder-decoder (is_encoder_decoder=True); load the model with "
-                "AutoModelForSeq2SeqLM and get its encoder with model.get_encoder()"
+                "AutoModelForSeq2SeqLM, or without its output layer with LinformerSeq2SeqModel, and get its encoder "
+                "with model.get_encoder()"
             )
         self.embeddings = LinformerEmbeddings(config)
         layer_class = ReversibleLinformerLayer if config.reversible else LinformerLayer
