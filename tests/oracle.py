@@ -57,12 +57,15 @@ def reference_layer(layer, shared=None):
     if layer.sharing != "none" and projection.matrices == 2:  # with one head, 2 and 2G are the same number
         numbers = [0] * heads + [1] * heads
     functions = [rows_function(projection, number) for number in numbers]
+    bias_MK = numpy(projection.bias) if projection.kind == "affine" else None
     return reference.Layer(
         *(affine(linear) for linear in (layer.query, layer.key, layer.value, layer.output)),
         num_heads=layer.num_heads,
         head_dim=layer.head_dim,
         key_rows=functions[:heads],
         value_rows=functions[heads:],
+        key_bias=() if bias_MK is None else list(bias_MK[numbers[:heads]]),
+        value_bias=() if bias_MK is None else list(bias_MK[numbers[heads:]]),
     )
 
 

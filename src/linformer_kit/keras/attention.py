@@ -245,8 +245,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         else:
             key_rows, present_BK = projection(tokens[0], lengths_B, part="keys")
             value_rows, _ = projection(tokens[1], lengths_B, part="values")
-        keys_BKHD = self._features(self.key_dense, key_rows)
-        values_BKHD = self._features(self.value_dense, value_rows)
+        keys_BKHD = projection.with_row_bias(self._features(self.key_dense, key_rows), "keys")
+        values_BKHD = projection.with_row_bias(self._features(self.value_dense, value_rows), "values")
         return zero_empty_examples(KeysValues(keys_BKHD, values_BKHD, present_BK), lengths_B)
 
     def attend(

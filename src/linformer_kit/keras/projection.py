@@ -78,6 +78,10 @@ class Projection(ProjectionFacts, keras.layers.Layer):
         """The number of rows for `length` tokens."""
         raise NotImplementedError
 
+    def with_row_bias(self, features_BKHD: Tensor, part: str) -> Tensor:
+        """The features of "keys" or "values", plus the biases of `affine`; unchanged for other kinds."""
+        return features_BKHD
+
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
@@ -126,6 +130,19 @@ class LinearProjection(Projection, kind="linear"):
         else:
             real = ops.take(ops.cumsum(squares_NMK, axis=0), ops.maximum(lengths_B, 1) - 1, axis=0)
         return sqrt_ratio(ops.sum(squares_NMK, axis=0), real)
+
+
+class AffineProjection(LinearProjection, kind="affine"):
+    """A learned matrix and a learned bias for each row, which is added to all features of its key and value."""
+
+    def build(self, _: Any = None) -> None:
+        super().build()
+        shape = (self.matrices, self.projected_length)
+        self.bias = self.add_weight(shape=shape, initializer="zeros", name="bias")
+
+    def with_row_bias(self, features_BKHD: Tensor, part: str) -> Tensor:
+        bias_KM = ops.transpose(ops.cast(self.bias[self.slice_of(part)], features_BKHD.dtype))
+        return features_BKHD + bias_KM[..., None]
 
 
 class RandomProjection(LinearProjection, kind="random"):

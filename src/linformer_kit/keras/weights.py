@@ -89,8 +89,8 @@ def attention_pairs(attention: LinearMultiHeadAttention, name: str) -> Pairs:
 
 
 def projection_pairs(projection: Any, name: str) -> Pairs:
-    if projection is not None and projection.weights:
-        yield f"{name}.weight", projection.weight
+    for variable in () if projection is None else projection.weights:
+        yield f"{name}.{variable.name}", variable
 
 
 def dense_pairs(layer: Any, name: str) -> Pairs:
@@ -283,8 +283,9 @@ def repeat_kv_heads(
         if owner in ("key", "value"):
             by_head = value.reshape(kv_heads, head_dim, *value.shape[1:])
             repeated[name] = np.repeat(by_head, group, axis=0).reshape(heads * head_dim, *value.shape[1:])
-        elif owner == "projection" and sharing == "none":  # E and F for each head
-            repeated[name] = np.repeat(value, group, axis=Projection.kinds[projection].matrix_axis)
+        elif owner == "projection" and sharing == "none":  # E and F for each head, and the biases of `affine`
+            axis = 0 if name.endswith(".bias") else Projection.kinds[projection].matrix_axis
+            repeated[name] = np.repeat(value, group, axis=axis)
     return repeated
 
 

@@ -228,6 +228,7 @@ class LinformerAttention(MultiHeadLayer):
         keys, values, present = (self._sequence_first if order == "sequence first" else self._features_first)(
             projection, context, lengths_B
         )
+        keys, values = projection.with_row_bias(keys, values)
         if lengths_B is not None:
             is_empty_B = lengths_B == 0
             values = values.masked_fill(is_empty_B[:, None, None, None], 0)

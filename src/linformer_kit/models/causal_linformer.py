@@ -272,13 +272,11 @@ class CausalLinformerAttention(MultiHeadLayer):
         blocks_XNC = x_BPC.reshape(batch * blocks, self.block_length, self.embed_dim)
         rows_XMKC = projection(blocks_XNC).rows_BMKC
 
-        def rows(linear, rows_XMKC: Tensor) -> Tensor:
-            features_XGKD = self._project_rows(linear, rows_XMKC)
-            shape = (batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
-            return features_XGKD.transpose(1, 2).reshape(shape)
-
-        key_rows, value_rows = rows_XMKC[:, projection.key_slice()], rows_XMKC[:, projection.value_slice()]
-        return Summaries(rows(self.key, key_rows), rows(self.value, value_rows))
+        keys_XGKD = self._project_rows(self.key, rows_XMKC[:, projection.key_slice()])
+        values_XGKD = self._project_rows(self.value, rows_XMKC[:, projection.value_slice()])
+        shape = (batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
+        keys_XGKD, values_XGKD = projection.with_row_bias(keys_XGKD, values_XGKD)
+        return Summaries(*(rows.transpose(1, 2).reshape(shape) for rows in (keys_XGKD, values_XGKD)))
 
     def _attend_to_all(self, query_BTF: Tensor, tokens: Tokens) -> Tensor:
         """`_attend` without projection and cache: full causal attention, in one fused call."""
