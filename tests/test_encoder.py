@@ -28,7 +28,7 @@ def by_hand(encoder, x, norm_first, feed_forward):
             x = layer.attention_norm(x + layer.attention(x, projection=encoder.projection))
             if activation:
                 x = layer.feed_forward_norm(x + layer.feed_forward.outer(activation(layer.feed_forward.inner(x))))
-    return encoder.norm(x) if norm_first else x
+    return x if encoder.norm is None else encoder.norm(x)
 
 
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
@@ -43,6 +43,16 @@ def test_the_stack_equals_its_layers_applied_in_turn(norm_first, feed_forward, s
     )
     x = torch.randn(2, 10, 8)
     assert_close(encoder(x), by_hand(encoder, x, norm_first, feed_forward))
+
+
+def test_the_final_norm_can_be_left_out():
+    for norm_first, final_norm, has_norm in [(True, None, True), (True, False, False), (False, False, False)]:
+        encoder = randomize(LinformerEncoder(**SIZES, norm_first=norm_first, final_norm=final_norm))
+        assert (encoder.norm is not None) is has_norm
+        x = torch.randn(2, 10, 8)
+        assert_close(encoder(x), by_hand(encoder, x, norm_first, "gelu"))
+    with pytest.raises(ValueError, match="final_norm=True with norm_first=False"):
+        LinformerEncoder(**SIZES, norm_first=False, final_norm=True)
 
 
 @pytest.mark.parametrize("feed_forward", ["gelu", "relu", "gated", "none"])

@@ -24,7 +24,7 @@ MODELS = [
 ]
 VOCABULARY = 50
 LENGTH = 21
-# settings that change which code runs
+# settings that change which code runs; several in one where they do not meet, since every variant takes time
 VARIANTS = {
     "default": {},
     "post-norm": {"norm_first": False},
@@ -36,8 +36,8 @@ VARIANTS = {
     "rescale": {"rescale": True},
     "dynamic": {"projection": "dynamic", "position_embedding": "sinusoidal"},
     "conv": {"projection": "conv", "position_embedding": "none", "local_width": 3},
-    "mean": {"projection": "mean", "type_vocab_size": 0},
-    "max": {"projection": "max", "classifier_pooling": "first"},
+    "mean": {"projection": "mean", "type_vocab_size": 0, "embedding_size": 6},
+    "max": {"projection": "max", "classifier_pooling": "first", "outer_norms": False, "intermediate_size": 0},
     "random": {"projection": "random"},
     "none": {"projection": "none", "local_width": 5},
     "none layerwise": {"projection": "none", "sharing": "layerwise"},

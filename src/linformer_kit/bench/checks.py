@@ -73,9 +73,9 @@ def plain_hidden_states(model: Any, ids_BN: Tensor, source_BNC: Tensor | None = 
             source = {"context_BNC": source_BNC, "projection": model.source_projection}
             cross = partial(plain_attention, layer.cross_attention, **source)
             x_BNC = plain_residual(layer.cross_attention_residual, x_BNC, cross)
-        parts = layer.feed_forward
-        feed_forward = nn.Sequential(parts.inner, parts.activation, parts.outer)
-        x_BNC = plain_residual(layer.feed_forward_residual, x_BNC, feed_forward)
+        if (parts := layer.feed_forward) is not None:
+            feed_forward = nn.Sequential(parts.inner, parts.activation, parts.outer)
+            x_BNC = plain_residual(layer.feed_forward_residual, x_BNC, feed_forward)
     return x_BNC if model.norm is None else model.norm(x_BNC)
 
 
@@ -85,7 +85,7 @@ def plain_embeddings(embeddings: Any, ids_BN: Tensor) -> Tensor:
         x_BNC = x_BNC + embeddings.position_embeddings(torch.arange(ids_BN.shape[1])).to(x_BNC.dtype)
     if embeddings.token_type_embeddings is not None:
         x_BNC = x_BNC + embeddings.token_type_embeddings.weight[0]
-    return embeddings.norm(x_BNC)
+    return embeddings.dense(x_BNC if embeddings.norm is None else embeddings.norm(x_BNC))
 
 
 def plain_mixing(local: Any, attend: Callable[[Tensor], Tensor], x_BNC: Tensor) -> Tensor:
@@ -103,4 +103,4 @@ def plain_logits(model: Any, ids_BN: Tensor, target_BT: Tensor) -> Tensor:
         hidden_BTC = plain_hidden_states(model.decoder, target_BT, plain_hidden_states(model.encoder, ids_BN))
     else:
         hidden_BTC = plain_hidden_states(model.model, torch.cat([ids_BN, target_BT], dim=1))[:, ids_BN.shape[1] :]
-    return model.lm_head(hidden_BTC)
+    return model.lm_head(model.head(hidden_BTC))

@@ -56,7 +56,10 @@ class LinformerConfig(PreTrainedConfig):
     TypeError: LinformerConfig has no field 'projected_lenght'; did you mean 'projected_length'?
 
     - `vocab_size`, `hidden_size`, `num_hidden_layers`, `num_attention_heads`, `num_key_value_heads`, `head_dim`,
-      `intermediate_size`, `hidden_act`, `max_position_embeddings`, `type_vocab_size` (0: no token types): the sizes.
+      `intermediate_size` (0: no feed-forward), `hidden_act`, `max_position_embeddings`, `type_vocab_size` (0: no token
+      types): the sizes.
+    - `embedding_size`: width of the embeddings, mapped to `hidden_size` before the first layer and back before the
+      output layer of a language model; default `hidden_size`, without the two maps.
     - `projection`: the kind of E and F: "linear", "dynamic", "conv", "mean", "max" or "random"; "none" for full
       attention.
     - `projected_length`: K, the number of rows of keys and values; one number, or one for each layer.
@@ -64,6 +67,9 @@ class LinformerConfig(PreTrainedConfig):
     - `rescale`: give the keys and values of short inputs the scale of full ones.
     - `position_embedding`: "learned", "sinusoidal" or "none".
     - `norm_first`: layer norm before attention and feed-forward (pre-norm), or after them as in BERT.
+    - `outer_norms`: layer norms outside of the layers: after the embeddings, after the last pre-norm layer, and in the
+      transform (dense, activation, norm) before the output layer of a masked LM. False leaves out the norms and the
+      transform.
     - `local_width`: width of the local convolution in each encoder layer, in tokens; odd, or 0 for none.
     - `hidden_dropout_prob`, `attention_probs_dropout_prob`, `classifier_dropout`: dropout probabilities.
     - `classifier_pooling`: "mean" over the real tokens, or the "first" token.
@@ -82,6 +88,7 @@ class LinformerConfig(PreTrainedConfig):
 
     vocab_size: int = 30522
     hidden_size: int = 768
+    embedding_size: int | None = None
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     num_key_value_heads: int | None = None
@@ -98,6 +105,7 @@ class LinformerConfig(PreTrainedConfig):
     position_embedding: str = "learned"
     local_width: int = 0
     norm_first: bool = True
+    outer_norms: bool = True
 
     hidden_dropout_prob: float | int = 0.1
     attention_probs_dropout_prob: float | int = 0.1
@@ -152,11 +160,11 @@ class LinformerConfig(PreTrainedConfig):
 
     def check(self) -> None:
         """Raise for invalid or contradictory values. Models check again when they are built."""
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
             positive_integer(name, getattr(self, name))
         for name in ("max_position_embeddings", "block_length", "slots"):
             positive_integer(name, getattr(self, name))
-        for name in ("num_key_value_heads", "head_dim", "num_decoder_layers"):
+        for name in ("embedding_size", "num_key_value_heads", "head_dim", "num_decoder_layers"):
             if getattr(self, name) is not None:
                 positive_integer(name, getattr(self, name))
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
@@ -169,8 +177,9 @@ class LinformerConfig(PreTrainedConfig):
         for length in self.projected_lengths:
             Projection.check_options(self.projection, self.max_position_embeddings, length, self.sharing, self.rescale)
         self._check_heads()
-        if self.type_vocab_size < 0:
-            raise ValueError(f"type_vocab_size is {self.type_vocab_size}; it must be 0 (no token types) or more")
+        for name, absent in (("type_vocab_size", "no token types"), ("intermediate_size", "no feed-forward")):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 ({absent}) or more")
         check_local_width(self.local_width)
         if self.slots > self.block_length:
             raise ValueError(
@@ -205,6 +214,11 @@ class LinformerConfig(PreTrainedConfig):
                 f"num_attention_heads={self.num_attention_heads} is not divisible by "
                 f"num_key_value_heads={self.num_key_value_heads}; choose divisible sizes"
             )
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the embeddings: `embedding_size`, or `hidden_size` if it is None."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
     def projected_lengths(self) -> list[int]:

@@ -102,7 +102,8 @@ class LinformerEncoder(nn.Module):
     - `feed_forward`: "gelu", "relu", "gated" or "none".
     - `dropout`: on the attention weights. `feed_forward_dropout`: on the inner features and the output of the
       feed-forward.
-    - `norm_first`: pre-norm layers, with a final layer norm after the last; otherwise post-norm.
+    - `norm_first`: pre-norm layers; otherwise post-norm.
+    - `final_norm`: layer norm after the last pre-norm layer (default); False leaves it out.
     """
 
     @checked_options
@@ -122,6 +123,7 @@ class LinformerEncoder(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         norm_first: bool = True,
+        final_norm: bool | None = None,
         feed_forward: str = "gelu",
         feed_forward_dim: int | None = None,
         feed_forward_dropout: float = 0.0,
@@ -141,6 +143,12 @@ class LinformerEncoder(nn.Module):
         )
         probability("feed_forward_dropout", feed_forward_dropout)
         boolean("norm_first", norm_first)
+        has_norm = norm_first if final_norm is None else boolean("final_norm", final_norm)
+        if has_norm and not norm_first:
+            raise ValueError(
+                "final_norm=True with norm_first=False, but a post-norm layer ends with its own layer norm; drop one "
+                "of them"
+            )
         self.embed_dim = embed_dim
         self.gradient_checkpointing = boolean("gradient_checkpointing", gradient_checkpointing)
         self.layers = nn.ModuleList(
@@ -165,7 +173,7 @@ class LinformerEncoder(nn.Module):
             )
             for length in lengths
         )
-        self.norm = nn.LayerNorm(embed_dim) if norm_first else None
+        self.norm = nn.LayerNorm(embed_dim) if has_norm else None
         self.projection = None
         if sharing == "layerwise":
             self.projection = make_projection(

@@ -2,7 +2,7 @@
 
 The configuration is in `configuration_linformer.py`, the equation in `attention_linformer.py`.
 
-Shapes: B batch, N length, C hidden size, K projected length, H heads, V vocabulary.
+Shapes: B batch, N length, C hidden size, W width of the embeddings, K projected length, H heads, V vocabulary.
 """
 
 import copy
@@ -49,11 +49,14 @@ Attended = tuple[Tensor, Tensor | None]  # the output of a sublayer, and its att
 
 
 class LinformerEmbeddings(nn.Module):
-    """The sum of word, position and token type embeddings, with layer norm and dropout."""
+    """The sum of word, position and token type embeddings, with layer norm and dropout, mapped to the hidden size.
+
+    W is the width of the embeddings; there is no map if it is the hidden size.
+    """
 
     def __init__(self, config: LinformerConfig):
         super().__init__()
-        width = config.hidden_size
+        width = config.embedding_width
         self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         self.position_embeddings: nn.Embedding | SinusoidalPositions | None = None
         if config.position_embedding == "learned":
@@ -61,18 +64,26 @@ class LinformerEmbeddings(nn.Module):
         elif config.position_embedding == "sinusoidal":
             self.position_embeddings = SinusoidalPositions(width, config.initializer_range)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.outer_norms else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dense = make_map(width, config.hidden_size)
 
-    def forward(self, words_BNC: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
-        """(B, N, C) embedded words, (B or 1, N) positions, (B, N) token types to (B, N, C)."""
-        embedded_BNC = words_BNC
+    def forward(self, words_BNW: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
+        """(B, N, W) embedded words, (B or 1, N) positions, (B, N) token types to (B, N, C)."""
+        embedded_BNW = words_BNW
         if self.token_type_embeddings is not None:
             types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
-            embedded_BNC = embedded_BNC + self.token_type_embeddings(types)
+            embedded_BNW = embedded_BNW + self.token_type_embeddings(types)
         if self.position_embeddings is not None:
-            embedded_BNC = embedded_BNC + self.position_embeddings(position_ids).to(embedded_BNC.dtype)
-        return self.dropout(self.norm(embedded_BNC))
+            embedded_BNW = embedded_BNW + self.position_embeddings(position_ids).to(embedded_BNW.dtype)
+        if self.norm is not None:
+            embedded_BNW = self.norm(embedded_BNW)
+        return self.dense(self.dropout(embedded_BNW))
+
+
+def make_map(width: int, new_width: int) -> nn.Linear | nn.Identity:
+    """`X W + b` between the widths of embeddings and hidden states; nothing if they are equal."""
+    return nn.Identity() if width == new_width else nn.Linear(width, new_width)
 
 
 class SinusoidalPositions(nn.Module):
@@ -211,8 +222,10 @@ class LinformerLayer(GradientCheckpointingLayer):
         if config.add_cross_attention:
             self.cross_attention = make_attention(config, layer_idx)
             self.cross_attention_residual = Residual(config)
-        self.feed_forward = LinformerFeedForward(config)
-        self.feed_forward_residual = Residual(config)
+        self.feed_forward = None
+        if config.intermediate_size:
+            self.feed_forward = LinformerFeedForward(config)
+            self.feed_forward_residual = Residual(config)
 
     def forward(
         self,
@@ -241,7 +254,9 @@ class LinformerLayer(GradientCheckpointingLayer):
         cross_weights = None
         if source_BNC is not None:
             x_BNC, cross_weights = self.cross_attention_residual(x_BNC, attend_to_source)
-        x_BNC, _ = self.feed_forward_residual(x_BNC, lambda x_BNC: (self.feed_forward(x_BNC), None))
+        if self.feed_forward is not None:
+            feed_forward = self.feed_forward
+            x_BNC, _ = self.feed_forward_residual(x_BNC, lambda x_BNC: (feed_forward(x_BNC), None))
         return x_BNC, weights, cross_weights
 
     def _attend(self, x_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused) -> Attended:
@@ -339,7 +354,8 @@ class LinformerModel(LinformerPreTrainedModel):
         self.embeddings = LinformerEmbeddings(config)
         layers = [LinformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
+        has_norm = config.norm_first and config.outer_norms
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
         # what the layers share belongs to the model, which passes it to them
         self.projection = make_shared_projection(layers[0].attention)
         self.source_projection = None
@@ -389,7 +405,7 @@ class LinformerModel(LinformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """(B, N) ids, or (B, N, C) `inputs_embeds`, to (B, N, C) hidden states.
+        """(B, N) ids, or (B, N, W) `inputs_embeds`, to (B, N, C) hidden states.
 
         `attention_mask` (B, N) is 1 at real tokens; padding may be anywhere. With `past_key_values`, pass only the
         new tokens, and the mask of all tokens so far.
@@ -449,7 +465,7 @@ class LinformerModel(LinformerPreTrainedModel):
                 "of them"
             )
         if inputs_embeds is not None:
-            check_embedded("inputs_embeds", inputs_embeds, self.config.hidden_size)
+            check_embedded("inputs_embeds", inputs_embeds, self.config.embedding_width)
             return inputs_embeds
         check_ids("input_ids", input_ids, self.embeddings.word_embeddings.weight.shape[0])
         return self.embeddings.word_embeddings(input_ids)
@@ -503,11 +519,11 @@ class LinformerModel(LinformerPreTrainedModel):
 class LinformerHead(nn.Module):
     """`norm(activation(X W + b))`: the transform that BERT has between its last layer and its output layer."""
 
-    def __init__(self, config: LinformerConfig):
+    def __init__(self, config: LinformerConfig, width: int):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, width)
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(x)))
@@ -535,8 +551,9 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
                 "is_decoder=False"
             )
         self.model = LinformerModel(config)
-        self.head = LinformerHead(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        width = config.embedding_width
+        self.head = LinformerHead(config, width) if config.outer_norms else make_map(config.hidden_size, width)
+        self.lm_head = nn.Linear(width, config.vocab_size)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -599,7 +616,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
                 "classifier_pooling='first', but the first token of a causal decoder attends only to itself; use 'mean'"
             )
         self.model = LinformerModel(config)
-        self.head = LinformerHead(config)
+        self.head = LinformerHead(config, config.hidden_size)
         self.dropout = nn.Dropout(
             config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         )
@@ -788,7 +805,8 @@ class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
                 "add_cross_attention=True, but a causal LM has no encoder; use LinformerForConditionalGeneration"
             )
         self.model = LinformerModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = make_map(config.hidden_size, config.embedding_width)
+        self.lm_head = nn.Linear(config.embedding_width, config.vocab_size, bias=False)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -828,7 +846,7 @@ class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        logits = self.lm_head(self.head(outputs.last_hidden_state[:, kept]))
         loss = None
         if labels is not None:
             check_classes("labels", labels, logits)

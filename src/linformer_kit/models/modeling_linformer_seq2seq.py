@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .cache_linformer import LinformerCache
 from .configuration_linformer import LinformerConfig
-from .modeling_linformer import LinformerGenerationMixin, LinformerModel, LinformerPreTrainedModel
+from .modeling_linformer import LinformerGenerationMixin, LinformerModel, LinformerPreTrainedModel, make_map
 from .validation_linformer import check_classes, check_integers
 
 
@@ -64,7 +64,8 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
                 type_vocab_size=0,
             )
         )
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = make_map(config.hidden_size, config.embedding_width)
+        self.lm_head = nn.Linear(config.embedding_width, config.vocab_size, bias=False)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -141,7 +142,7 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
+        logits = self.lm_head(self.head(outputs.last_hidden_state))
         loss = None
         if labels is not None:
             check_classes("labels", labels, logits)
