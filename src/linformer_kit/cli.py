@@ -250,9 +250,12 @@ def import_(
 ) -> None:
     """Convert a model of linformer (PyPI), linformer-pytorch or fairseq."""
     with report_user_errors():
+        from transformers.utils import logging
+
         from .convert.import_model import convert, describe
         from .convert.packages import Options
 
+        logging.disable_progress_bar()
         options = Options(heads, activation.value if activation else None, full_attention or None)
         module, weights = convert(file, package.value, output, options, tokenizer)
         typer.echo(describe(module, weights, package.value, output))

@@ -170,8 +170,7 @@ def describe(module: nn.Module, weights: Weights, package: str, output: Path) ->
         lines.append(f"Not in the file, so assumed: {'; '.join(assumed)}")
     if not isinstance(module, PreTrainedModel):
         lines.append(f'Load it in Python: linformer_kit.load_imported("{output}")')
-    elif (output / "tokenizer_config.json").is_file():
-        lines.append(f"Fine-tune it: linformer train CONFIG model.from={output} tokenizer.from={output}")
     else:
-        lines.append(f"Fine-tune it: linformer train CONFIG model.from={output} tokenizer.from=TOKENIZER")
+        tokenizer = "" if (output / "tokenizer_config.json").is_file() else " tokenizer.from=TOKENIZER"
+        lines.append(f"Fine-tune it: linformer train CONFIG model.from={output}{tokenizer}")
     return "\n".join(lines)

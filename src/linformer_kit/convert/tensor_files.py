@@ -43,10 +43,9 @@ def read_pytorch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if found := re.search(r"GLOBAL (\S+)|Unsupported global: (\S+)|Unsupported class (\S+)", str(error)):
-            name = next(filter(None, found.groups()))
+        if found := re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", str(error)):
             raise UserError(
-                f"{path} holds more than tensors ({name}), and loading it could run code. If you trust the file, "
+                f"{path} holds more than tensors ({found[1]}), and loading it could run code. If you trust the file, "
                 "extract the state dict where it was made: "
                 "torch.save(torch.load(path, weights_only=False)['model'], 'weights.pt') for a checkpoint of fairseq, "
                 "torch.save(model.state_dict(), 'weights.pt') for a saved model"
