@@ -1,5 +1,6 @@
 """The block-causal layer: no leak, any length, the same outputs step by step."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,6 +58,20 @@ def test_the_layer_equals_the_plain_form(projection, sharing, length):
     expected = plain_causal_attention(layer, x, shared)
     for fused in (True, False):
         assert_close(layer(x, projection=shared, fused=fused), expected)
+
+
+@pytest.mark.parametrize(("projection", "sharing"), [c for c in COMBINATIONS if c[0] != "none"])
+def test_a_given_projection_replaces_that_of_the_layer(projection, sharing):
+    layer, _ = build("dynamic" if projection == "linear" else "linear")
+    options = {"embed_dim": 8, "max_length": 4, "projected_length": 2 if projection == "conv" else 4}
+    given = randomize(make_projection(projection, **options, sharing=sharing, num_kv_heads=2))
+    x = torch.randn(2, 11, 8)
+    expected = [reference.causal_linformer_attention(numpy(example), reference_layer(layer, given), 4) for example in x]
+    whole = layer(x, projection=given)
+    assert_close(whole, torch.from_numpy(np.array(expected)))
+    start, cache = layer.step(x[:, :6], projection=given)
+    rest, _ = layer.step(x[:, 6:], cache, projection=given)
+    assert_close(torch.cat([start, rest], dim=1), whole)
 
 
 @pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)

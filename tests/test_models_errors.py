@@ -188,6 +188,7 @@ def test_learned_positions_limit_a_causal_model_and_sinusoidal_ones_do_not():
         ({"add_cross_attention": True}, "add_cross_attention=True needs is_decoder=True"),
         ({"type_vocab_size": -1}, "type_vocab_size is -1; it must be 0"),
         ({"intermediate_size": -1}, r"intermediate_size is -1; it must be 0 \(no feed-forward\) or more"),
+        ({"reversible": True, "norm_first": False}, "use norm_first=True, or reversible=False with gradient checkp"),
         ({"embedding_size": 0}, "embedding_size is 0; it must be an integer of at least 1"),
         ({"pad_token_id": 50}, "pad_token_id is 50 but vocab_size is 50; choose one of 0 … 49"),
     ],

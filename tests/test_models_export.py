@@ -160,7 +160,7 @@ def exported(model, **inputs):
     ("model_class", "variant"),
     [
         *((LinformerForSequenceClassification, variant) for variant in VARIANTS if variant != "full decoder"),
-        *((LinformerForCausalLM, variant) for variant in VARIANTS if variant not in ONLY_OF_ENCODERS),
+        *((LinformerForCausalLM, variant) for variant in VARIANTS if variant not in (*ONLY_OF_ENCODERS, "affine")),
         *((model, "default") for model in (LinformerModel, *HEADS)),
     ],
     ids=names,

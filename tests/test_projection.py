@@ -69,6 +69,29 @@ def test_the_key_matrix_gives_the_rows_of_the_keys(kind):
         assert torch.equal(projection.key_matrix(torch.zeros_like(x)), E_NGK)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4, 7])
+def test_a_cut_of_a_new_projection_covers_the_whole_sequence(rows):
+    weight_NK = make_projection("linear", embed_dim=8, max_length=64, projected_length=8).cut(rows).weight[:, 0]
+    segments_NK = weight_NK > weight_NK.max(dim=0).values / 2  # the tokens that each row averages, and not the noise
+    assert (segments_NK.sum(dim=1) == 1).all()
+    assert_close(weight_NK.sum(dim=0), torch.ones(rows), rtol=0, atol=0.4)
+
+
+def test_a_cut_random_projection_has_the_variance_of_a_smaller_one():
+    cut = make_projection("random", embed_dim=8, max_length=4000, projected_length=64).cut(16)
+    assert cut.weight.std().item() == pytest.approx(16**-0.5, rel=0.02)
+
+
+def test_a_cut_projection_owns_no_parameters():
+    shared = make_projection("linear", embed_dim=8, max_length=12, projected_length=6)
+    cut = shared.cut(3)
+    assert shared.cut(6) is shared
+    assert not cut.tensors()
+    assert shared.projected_length == 6
+    cut(torch.randn(1, 12, 8)).rows_BMKC.sum().backward()
+    assert (shared.weight.grad != 0).all()  # every column of the shared matrix learns
+
+
 def test_a_kind_is_registered_once(monkeypatch):
     monkeypatch.setattr(Projection, "kinds", dict(Projection.kinds))
     with pytest.raises(ValueError, match="kind 'mean' is already registered by MeanProjection; choose another name"):

@@ -101,6 +101,26 @@ ROWS: dict[str, Callable[..., Array]] = {
 }
 
 
+def neighbor_means(weight: Array, count: int) -> Array:
+    """(..., K) to (..., count): the means of neighboring columns; the first groups have one column more if needed."""
+    size, larger = divmod(weight.shape[-1], count)
+    means, start = [], 0
+    for j in range(count):
+        after = start + size + (1 if j < larger else 0)
+        means.append(sum(weight[..., column] for column in range(start, after)) / (after - start))
+        start = after
+    return np.stack(means, axis=-1)
+
+
+# How the weight of a projection with K columns serves a layer with fewer, `count`.
+CUTS: dict[str, Callable[[Array, int], Array]] = {
+    "linear": neighbor_means,
+    "affine": neighbor_means,
+    "random": lambda weight, count: weight[..., :count] * np.sqrt(weight.shape[-1] / count),
+    "dynamic": lambda weight, count: weight[..., :count],
+}
+
+
 def head_slice(head: int, head_dim: int) -> slice:
     """The features of one head among those of all heads."""
     return slice(head * head_dim, (head + 1) * head_dim)
@@ -149,15 +169,19 @@ class Layer(NamedTuple):
         return head * len(self.key_rows) // self.num_heads
 
 
-def linformer_attention(queries: Array, context: Array, layer: Layer) -> tuple[Array, Array | None]:
-    """(L, C) queries and (N, C) real tokens to (L, C) outputs and (H, L, K) weights."""
+def linformer_attention(
+    queries: Array, context: Array, layer: Layer, value: Array | None = None
+) -> tuple[Array, Array | None]:
+    """(L, C) queries and (N, C) real tokens to (L, C) outputs and (H, L, K) weights.
+
+    `value` (N, C) holds the tokens of the values, if they differ from those of the keys.
+    """
     if len(context) == 0:  # nothing to attend to
         nothing = layer.output(np.zeros(layer.num_heads * layer.head_dim))
         return np.array([nothing for _ in queries]), None
     outputs, weights = [], []
-    key_rows, value_rows = (
-        [project(context) for project in projections] for projections in (layer.key_rows, layer.value_rows)
-    )
+    key_rows = [project(context) for project in layer.key_rows]
+    value_rows = [project(context if value is None else value) for project in layer.value_rows]
     for token in queries:
         heads = [
             attend_to_rows(token, key_rows[layer.kv_head(head)], value_rows[layer.kv_head(head)], layer, head)

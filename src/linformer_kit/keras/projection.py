@@ -51,7 +51,7 @@ class Projection(ProjectionFacts, keras.layers.Layer):
     """Base class of all projections. With `sharing="layerwise"` a model owns one and passes it to its layers."""
 
     kinds: ClassVar[dict[str, type["Projection"]]] = {}
-    matrix_axis: ClassVar[int] = 1  # the axis of the weight that counts the matrices
+    matrix_axis: ClassVar[int] = -2  # the axis of the weights that counts the matrices
     max_length: int | None = None  # None: any length
     options: dict[str, Any]  # the options of `make_projection`
 
@@ -194,7 +194,7 @@ class ConvProjection(Projection, kind="conv"):
     can_rescale = True
     sized_by_max_length = True
     sized_by_width = True
-    matrix_axis = 0
+    matrix_axis = -3
 
     def __init__(
         self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any

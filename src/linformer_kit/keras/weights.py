@@ -225,7 +225,7 @@ def from_torch(source: Any, **changes: Any) -> Any:
     if isinstance(source, LinformerAttention):
         options = attention_options(source)
         layer = LinearMultiHeadAttention(**{**options, **changes})
-        layer.build((None, None, source.embed_dim), (None, None, source.embed_dim))
+        layer.build((None, None, source.embed_dim), (None, None, source.context_dim))
         sizes = (source.num_heads, source.num_kv_heads, source.head_dim, source.sharing)
         assign(layer, repeat_kv_heads(weights, *sizes, options["projection"]))
         return layer
@@ -284,8 +284,7 @@ def repeat_kv_heads(
             by_head = value.reshape(kv_heads, head_dim, *value.shape[1:])
             repeated[name] = np.repeat(by_head, group, axis=0).reshape(heads * head_dim, *value.shape[1:])
         elif owner == "projection" and sharing == "none":  # E and F for each head, and the biases of `affine`
-            axis = 0 if name.endswith(".bias") else Projection.kinds[projection].matrix_axis
-            repeated[name] = np.repeat(value, group, axis=axis)
+            repeated[name] = np.repeat(value, group, axis=Projection.kinds[projection].matrix_axis)
     return repeated
 
 
@@ -357,11 +356,11 @@ def make_torch_attention(layer: LinearMultiHeadAttention) -> Any:
 
     if not layer.built:
         raise ValueError("this layer has no weights yet; call it or build it first")
-    width = layer.query_dense.kernel.shape[0]
+    width, context_width = layer.query_dense.kernel.shape[0], layer.key_dense.kernel.shape[0]
     supported = {
         "value_dim": layer.value_dim == layer.key_dim,
         "output_shape": layer.output_dense.kernel.shape[-1] == width and len(layer.output_dense.kernel.shape) == 3,
-        "different key or value width": layer.key_dense.kernel.shape[0] == layer.value_dense.kernel.shape[0] == width,
+        "different width of keys and values": layer.value_dense.kernel.shape[0] == context_width,
         "use_gate": not layer.get_config()["use_gate"],
         "causal mask": not isinstance(layer, CausalLinearMultiHeadAttention),
         "multi-axis sequence": layer.reads_sequences,
@@ -383,4 +382,5 @@ def make_torch_attention(layer: LinearMultiHeadAttention) -> Any:
         rescale=False if is_full else layer.rescale,
         dropout=layer.dropout,
         bias=layer.use_bias,
+        context_dim=context_width,
     )

@@ -158,7 +158,8 @@ class CausalLinformerAttention(MultiHeadLayer):
         """Attend from each token of `x` (B, T, C) to itself and the tokens before it. Returns (B, T, C).
 
         - `mask` (B, T) is True at real tokens; padding may be anywhere.
-        - `projection` is the shared projection, with `sharing="layerwise"` only.
+        - `projection` replaces the projection of the layer in this call. It has the same number of rows, or more,
+          which are cut to `slots` (see `Projection.cut`). With `sharing="layerwise"` it is required.
         - `need_weights` also returns the (B, H, T, S + T) attention weights on summaries and tokens; with
           projection="none" they are (B, H, T, T), on the tokens.
         - `fused=False` computes the softmax in separate steps, which stores the weights.
@@ -236,6 +237,14 @@ class CausalLinformerAttention(MultiHeadLayer):
         if not keep_cache:
             return output, weights, None
         return output, weights, self._new_cache(cache, summaries, tokens, seen, seen + new, slots)
+
+    def _check_projection(self, given: Projection) -> None:
+        super()._check_projection(given)
+        if given.sized_by_max_length and given.options is not None and given.options["max_length"] != self.block_length:
+            raise ValueError(
+                f"the projection was built with max_length={given.options['max_length']} but this layer needs "
+                f"max_length={self.block_length}, its block_length; build it with the options of the layer"
+            )
 
     def _check_cache(self, cache: CausalCache, new_tokens: Tokens, slots: int) -> None:
         """Raise if the cache belongs to another layer, batch or dtype."""

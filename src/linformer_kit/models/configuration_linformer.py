@@ -10,6 +10,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from .options_linformer import (
+    POST_NORM_IS_NOT_REVERSIBLE,
     check_local_width,
     choice,
     nearest_of,
@@ -70,6 +71,7 @@ class LinformerConfig(PreTrainedConfig):
     - `outer_norms`: layer norms outside of the layers: after the embeddings, after the last pre-norm layer, and in the
       transform (dense, activation, norm) before the output layer of a masked LM. False leaves out the norms and the
       transform.
+    - `reversible`: reversible residual layers, whose activations are recomputed in the backward pass; pre-norm only.
     - `local_width`: width of the local convolution in each encoder layer, in tokens; odd, or 0 for none.
     - `hidden_dropout_prob`, `attention_probs_dropout_prob`, `classifier_dropout`: dropout probabilities.
     - `classifier_pooling`: "mean" over the real tokens, or the "first" token.
@@ -106,6 +108,7 @@ class LinformerConfig(PreTrainedConfig):
     local_width: int = 0
     norm_first: bool = True
     outer_norms: bool = True
+    reversible: bool = False
 
     hidden_dropout_prob: float | int = 0.1
     attention_probs_dropout_prob: float | int = 0.1
@@ -190,6 +193,8 @@ class LinformerConfig(PreTrainedConfig):
             raise ValueError(f"num_labels is {self.num_labels}; it must be at least 1")
         if self.layer_norm_eps <= 0:
             raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}; it must be larger than 0")
+        if self.reversible and not self.norm_first:
+            raise ValueError(POST_NORM_IS_NOT_REVERSIBLE)
         if self.add_cross_attention and not self.is_decoder:
             raise ValueError("add_cross_attention=True needs is_decoder=True; set both, or neither")
         self._check_tokens()

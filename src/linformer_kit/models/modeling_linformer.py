@@ -7,6 +7,7 @@ Shapes: B batch, N length, C hidden size, W width of the embeddings, K projected
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -31,10 +32,11 @@ from .attention_linformer import LinformerAttention
 from .cache_linformer import LinformerCache, LinformerCacheLayer
 from .causal_linformer import CausalLinformerAttention
 from .configuration_linformer import LinformerConfig
-from .encoder_linformer import feed_forward
+from .encoder_linformer import Attended, feed_forward
 from .multihead_linformer import MultiHeadLayer
-from .options_linformer import positive_integer
+from .options_linformer import CHECKPOINTING_OF_REVERSIBLE, positive_integer
 from .projection_linformer import Projection, at_least_float32, make_projection, real_tokens_first, repeated_rows
+from .reversible_linformer import Sublayer, can_recompute, reversible
 from .validation_linformer import (
     can_read_values,
     check_classes,
@@ -44,8 +46,6 @@ from .validation_linformer import (
     check_spans,
     padding_mask,
 )
-
-Attended = tuple[Tensor, Tensor | None]  # the output of a sublayer, and its attention weights on request
 
 
 class LinformerEmbeddings(nn.Module):
@@ -154,7 +154,7 @@ class LinformerFeedForward(nn.Module):
 class Residual(nn.Module):
     """`x + f(norm(x))`, or `norm(x + f(x))` in post-norm models, with dropout on the output of f.
 
-    f returns its output and attention weights, or None; so does this module.
+    f returns its output and attention weights, or None; so do the methods of this module.
     """
 
     def __init__(self, config: LinformerConfig):
@@ -165,10 +165,15 @@ class Residual(nn.Module):
 
     def forward(self, x_BNC: Tensor, function: Callable[[Tensor], Attended]) -> Attended:
         if self.norm_first:
-            output_BNC, weights = function(self.norm(x_BNC))
-            return x_BNC + self.dropout(output_BNC), weights
+            output_BNC, weights = self.branch(x_BNC, function)
+            return x_BNC + output_BNC, weights
         output_BNC, weights = function(x_BNC)
         return self.norm(x_BNC + self.dropout(output_BNC)), weights
+
+    def branch(self, x_BNC: Tensor, function: Callable[[Tensor], Attended]) -> Attended:
+        """`f(norm(x))` with dropout: what a pre-norm layer adds to its input."""
+        output_BNC, weights = function(self.norm(x_BNC))
+        return self.dropout(output_BNC), weights
 
 
 class LocalMixing(nn.Module):
@@ -227,9 +232,16 @@ class LinformerLayer(GradientCheckpointingLayer):
             self.feed_forward = LinformerFeedForward(config)
             self.feed_forward_residual = Residual(config)
 
-    def forward(
+    def forward(self, x_BNC: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The hidden states, the attention weights and the cross-attention weights; arguments of `sublayers`."""
+        all_weights = []
+        for residual, function in self.sublayers(*args, **kwargs):
+            x_BNC, weights = residual(x_BNC, function)
+            all_weights.append(weights)
+        return x_BNC, all_weights[0], all_weights[1] if self.config.add_cross_attention else None
+
+    def sublayers(
         self,
-        x_BNC: Tensor,
         mask_BN: Tensor | None,
         projection: Projection | None,
         source_BNC: Tensor | None = None,
@@ -237,8 +249,8 @@ class LinformerLayer(GradientCheckpointingLayer):
         source_projection: Projection | None = None,
         past_key_values: LinformerCache | None = None,
         need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the hidden states, the attention weights and the cross-attention weights."""
+    ) -> list[tuple[Residual, Callable[[Tensor], Attended]]]:
+        """The functions of this layer, from first to last, and their residuals."""
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         fused = self.config._attn_implementation != "eager"
 
@@ -250,14 +262,12 @@ class LinformerLayer(GradientCheckpointingLayer):
             source = (source_BNC, source_mask_BN, source_projection)
             return self._attend_to_source(x_BNC, *source, past, need_weights, fused)
 
-        x_BNC, weights = self.attention_residual(x_BNC, attend)
-        cross_weights = None
-        if source_BNC is not None:
-            x_BNC, cross_weights = self.cross_attention_residual(x_BNC, attend_to_source)
-        if self.feed_forward is not None:
-            feed_forward = self.feed_forward
-            x_BNC, _ = self.feed_forward_residual(x_BNC, lambda x_BNC: (feed_forward(x_BNC), None))
-        return x_BNC, weights, cross_weights
+        sublayers: list[tuple[Residual, Callable[[Tensor], Attended]]] = [(self.attention_residual, attend)]
+        if self.config.add_cross_attention:
+            sublayers.append((self.cross_attention_residual, attend_to_source))
+        if (feed_forward := self.feed_forward) is not None:
+            sublayers.append((self.feed_forward_residual, lambda x_BNC: (feed_forward(x_BNC), None)))
+        return sublayers
 
     def _attend(self, x_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused) -> Attended:
         if past is None:
@@ -279,13 +289,33 @@ class LinformerLayer(GradientCheckpointingLayer):
         return self.cross_attention.attend(x_BNC, source, need_weights, fused)
 
 
+class ReversibleLinformerLayer(LinformerLayer):
+    """A layer over two streams, as in `reversible_linformer.py`, evaluated like any other layer.
+
+    The first argument is the sum of the streams, which transformers records as the hidden states.
+    """
+
+    def forward(  # type: ignore[override]
+        self, _: Tensor, streams: tuple[Tensor, Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, Tensor]]:
+        """As in the base class, with the sum of the streams for the hidden states, and the streams."""
+        all_weights = []
+        for residual, function in self.sublayers(*args, **kwargs):
+            output_BNC, weights = residual.branch(streams[1], function)
+            streams = streams[1], streams[0] + output_BNC
+            all_weights.append(weights)
+        cross_weights = all_weights[1] if self.config.add_cross_attention else None
+        return streams[0] + streams[1], all_weights[0], cross_weights, streams
+
+
 class LinformerPreTrainedModel(PreTrainedModel):
     """The base class of all models: initialization, recorded outputs, resizing."""
 
     config: LinformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["LinformerEmbeddings", "LinformerLayer"]  # noqa: RUF012 — transformers reads class attributes
+    # transformers reads class attributes
+    _no_split_modules = ["LinformerEmbeddings", "LinformerLayer", "ReversibleLinformerLayer"]  # noqa: RUF012
     _supports_sdpa = True
     _is_stateful = True  # tokens cannot be removed from the cache, so assisted generation is not possible
     _can_record_outputs = {  # noqa: RUF012
@@ -306,6 +336,12 @@ class LinformerPreTrainedModel(PreTrainedModel):
             return
         if not all(getattr(t, "_is_hf_initialized", False) for t in (*module.parameters(), *module.buffers())):
             module.reset_parameters()
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """As in the base class; raises for reversible models."""
+        if self.config.reversible:
+            raise ValueError(CHECKPOINTING_OF_REVERSIBLE)
+        super().gradient_checkpointing_enable(*args, **kwargs)
 
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
         """Resize position embeddings and E for a new maximum length.
@@ -352,7 +388,8 @@ class LinformerModel(LinformerPreTrainedModel):
                 "AutoModelForSeq2SeqLM and get its encoder with model.get_encoder()"
             )
         self.embeddings = LinformerEmbeddings(config)
-        layers = [LinformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+        layer_class = ReversibleLinformerLayer if config.reversible else LinformerLayer
+        layers = [layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         has_norm = config.norm_first and config.outer_norms
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
@@ -443,20 +480,40 @@ class LinformerModel(LinformerPreTrainedModel):
 
         hidden_states = self.embeddings(words_BNC, position_ids, token_type_ids)
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        for layer in self.layers:
-            hidden_states, _, _ = layer(
-                hidden_states,
-                mask_BN,
-                self.projection,
-                encoder_hidden_states,
-                source_mask_BN,
-                self.source_projection,
-                past_key_values=past,
-                need_weights=need_weights,
-            )
+        inputs = (mask_BN, self.projection, encoder_hidden_states, source_mask_BN, self.source_projection)
+        options = {"past_key_values": past, "need_weights": need_weights}
+        if not self.config.reversible:
+            for layer in self.layers:
+                hidden_states, *_ = layer(hidden_states, *inputs, **options)
+        elif (
+            can_recompute()
+            and past is None
+            and not need_weights
+            and not kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        ):
+            hidden_states = reversible(hidden_states, self._reversible_sublayers(*inputs))
+        else:
+            streams = hidden_states, hidden_states
+            hidden_states = hidden_states + hidden_states
+            for layer in self.layers:
+                hidden_states, _, _, streams = layer(hidden_states, streams, *inputs, **options)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states if self.norm is None else self.norm(hidden_states), past_key_values=past
         )
+
+    def _reversible_sublayers(self, *inputs: Any) -> list[Sublayer]:
+        """The sublayers of all layers, whose arguments are `inputs`."""
+
+        def branch(residual: Residual, function: Callable[[Tensor], Attended], x_BNC: Tensor) -> Tensor:
+            return residual.branch(x_BNC, function)[0]
+
+        shared = [one for one in inputs if isinstance(one, Tensor)]
+        shared += [weight for one in inputs if isinstance(one, Projection) for weight in one.parameters()]
+        return [
+            Sublayer(partial(branch, residual, function), [*layer.parameters(), *shared])
+            for layer in self.layers
+            for residual, function in cast(LinformerLayer, layer).sublayers(*inputs)
+        ]
 
     def _words(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):

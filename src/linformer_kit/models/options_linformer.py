@@ -18,6 +18,15 @@ Result = TypeVar("Result")
 
 SHARINGS = ("none", "headwise", "kv", "layerwise")
 
+POST_NORM_IS_NOT_REVERSIBLE = (
+    "reversible=True with norm_first=False, but the input of a layer cannot be recomputed from a sum that was "
+    "normalized; use norm_first=True, or reversible=False with gradient checkpointing"
+)
+CHECKPOINTING_OF_REVERSIBLE = (
+    "gradient checkpointing with reversible=True, but reversible layers keep no activations that it could save; drop "
+    "one of them"
+)
+
 
 def checked_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Make `function` raise a helpful error for unknown keywords, and pass all numbers to it as Python numbers.
