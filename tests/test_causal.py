@@ -223,6 +223,26 @@ def test_weights_sum_to_one_and_have_a_column_for_each_summary_and_token(masked)
         assert ((weights[example][:, real[example]][..., :4] > 0) == (torch.arange(4) // 2 < block[:, None])).all()
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_the_output_is_computed_from_the_weights(projection, sharing, masked):
+    """In whole sequences and in steps, the output and the gradients are those without weights."""
+    layer, shared = build(projection, sharing)
+    x, mask = torch.randn(2, 11, 8, requires_grad=True), torch.rand(2, 11) > 0.3 if masked else None
+    cache = None
+    for part in (slice(0, 6), slice(6, 11)):
+        piece, real = x[:, part], None if mask is None else mask[:, part]
+        expected, _, _ = layer.advance(piece, cache, real, shared)
+        output, weights, cache = layer.advance(piece, cache, real, shared, need_weights=True)
+        assert_close(output, expected)
+        gradients = [torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (output, expected)]
+        assert_close(*gradients)
+        # the output is linear in the weights
+        direction = torch.randn_like(output)
+        (gradient,) = torch.autograd.grad(output, weights, direction, retain_graph=True)
+        assert_close((gradient * weights).sum(), ((output - layer.output.bias) * direction).sum())
+
+
 @pytest.mark.parametrize("block_length", [3, 50, 200])
 def test_the_size_of_query_chunks_does_not_change_the_output(block_length, monkeypatch):
     layer, _ = build(block_length=block_length, slots=2)
