@@ -11,11 +11,12 @@ H heads, G key-value heads, D head size, F = G·D, C model size.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import MappingKey, register_pytree_node
 
 from .multihead_linformer import MultiHeadLayer, softmax_attention, softmax_weights
 from .options_linformer import checked_options, positive_integer
@@ -24,6 +25,9 @@ from .validation_linformer import boolean_mask, check_features
 
 # queries per chunk, in whole blocks: enough for fast products, few enough to skip most of the masked scores
 QUERY_CHUNK = 128
+
+# the tensors of a cache, in the order in which an exported graph has them
+CACHE_TENSORS = ("summary_keys", "summary_values", "open_tokens", "open_keys", "open_values", "seen")
 
 # one number for the whole batch, or, if the batch was padded, a tensor (B,)
 Count = int | Tensor
@@ -70,6 +74,35 @@ class CausalCache:
             open=Tokens(*(rows[index_B] for rows in self.open)),
             seen=self.seen if isinstance(self.seen, int) else self.seen[index_B],
         )
+
+
+def flatten_cache(cache: CausalCache) -> tuple[list[Any], tuple[tuple[str, int], ...]]:
+    """The tensors of a cache, and the rest."""
+    return [*cache.summaries, *cache.open, cache.seen], tuple(cache.sizes.items())
+
+
+def flatten_cache_with_names(cache: CausalCache) -> tuple[list[tuple[Any, Any]], tuple[tuple[str, int], ...]]:
+    """The tensors of a cache with the names that they have in an exported graph, and the rest."""
+    tensors, sizes = flatten_cache(cache)
+    return [(MappingKey(name), tensor) for name, tensor in zip(CACHE_TENSORS, tensors, strict=True)], sizes
+
+
+def unflatten_cache(tensors: Iterable[Any], sizes: Iterable[tuple[str, int]]) -> CausalCache:
+    """The cache with these tensors."""
+    summary_keys, summary_values, *open_rows, seen = tensors
+    return CausalCache(Summaries(summary_keys, summary_values), Tokens(*open_rows), seen, dict(sizes))
+
+
+# exported graphs take caches as inputs and return them
+register_pytree_node(
+    CausalCache,
+    flatten_cache,
+    unflatten_cache,
+    serialized_type_name="linformer_kit.CausalCache",
+    to_dumpable_context=list,
+    from_dumpable_context=lambda sizes: tuple((name, size) for name, size in sizes),
+    flatten_with_keys_fn=flatten_cache_with_names,
+)
 
 
 def append_rows(old: Iterable[Tensor], new: Iterable[Tensor], old_count: Count, new_count: Count) -> list[Tensor]:
@@ -189,8 +222,12 @@ class CausalLinformerAttention(MultiHeadLayer):
         need_weights: bool = False,
         fused: bool = True,
         keep_cache: bool = True,
+        max_length: int | None = None,
     ) -> tuple[Tensor, Tensor | None, CausalCache | None]:
-        """Append tokens to the open block, summarize finished blocks, attend. Returns output, weights and new cache."""
+        """Append tokens to the open block, summarize finished blocks, attend. Returns output, weights and new cache.
+
+        With `max_length`, the new cache has room for that many tokens, and shapes that do not depend on their number.
+        """
         check_features("x", x, self.embed_dim, self._like(x))
         projection = self._projection(projection)
         slots = projection.rows(self.block_length)
@@ -201,7 +238,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         tokens = Tokens(x, self.key(x), self.value(x))
         if cache is not None:
             self._check_cache(cache, tokens, slots)
-            seen = cache.seen if isinstance(new, int) else cache.seen + torch.zeros_like(new)
+            seen = cache.seen + torch.zeros_like(new) if isinstance(new, Tensor) else cache.seen
             tokens = Tokens(*append_rows(cache.open, tokens, seen % self.block_length, new))
         if cache is not None and tokens.x_BPC.shape[1] < self.block_length:  # these tokens finish no block
             summaries = cache.summaries
@@ -226,7 +263,7 @@ class CausalLinformerAttention(MultiHeadLayer):
             output = output[torch.arange(x.shape[0], device=x.device)[:, None], place_BT]
         if not keep_cache:
             return output, weights, None
-        return output, weights, self._new_cache(cache, summaries, tokens, seen, seen + new, slots)
+        return output, weights, self._new_cache(cache, summaries, tokens, seen, seen + new, slots, max_length)
 
     def _check_projection(self, given: Projection) -> None:
         super()._check_projection(given)
@@ -402,20 +439,28 @@ class CausalLinformerAttention(MultiHeadLayer):
         seen_before: Count,
         seen: Count,
         slots: int,
+        max_length: int | None,
     ) -> CausalCache:
-        """Summaries of finished blocks and tokens of the open one, copied so that the input can be freed."""
+        """Summaries of finished blocks and tokens of the open one, copied so that the input can be freed.
+
+        With `max_length`, the shapes do not depend on the number of tokens, for graphs: room for that many of them.
+        """
+        if max_length is not None and not isinstance(seen, Tensor):
+            seen = torch.full(tokens.x_BPC.shape[:1], seen, device=tokens.x_BPC.device)
         blocks, still_open = seen // self.block_length, seen % self.block_length
         first_open = (blocks - seen_before // self.block_length) * self.block_length
         if isinstance(still_open, int):
             kept = Tokens(*(rows[:, first_open : first_open + still_open].clone() for rows in tokens))
         else:
-            place_BP = as_column(first_open, still_open.device) + torch.arange(
-                int(still_open.max()), device=still_open.device
-            )
-            batch_B1 = torch.arange(len(still_open), device=still_open.device)[:, None]
+            most = int(still_open.max()) if max_length is None else self.block_length - 1
+            place_BP = as_column(first_open, still_open.device) + torch.arange(most, device=still_open.device)
+            batch_B1 = torch.arange(still_open.shape[0], device=still_open.device)[:, None]
             # shorter open blocks are padded with rows that no query sees
             kept = Tokens(*(rows[batch_B1, place_BP.clamp(max=rows.shape[1] - 1)] for rows in tokens))
-        if cache is None or summaries is not cache.summaries:
+        if max_length is not None:
+            most = max_length // self.block_length * slots
+            summaries = Summaries(*(F.pad(rows, (0, 0, 0, most))[:, :most] for rows in summaries))
+        elif cache is None or summaries is not cache.summaries:
             most = (blocks if isinstance(blocks, int) else int(blocks.max())) * slots
             summaries = Summaries(*(rows[:, :most].clone() for rows in summaries))
         return CausalCache(summaries, kept, seen, self._sizes(slots))

@@ -109,7 +109,8 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
     ) -> Seq2SeqLMOutput:
         """`labels` (B, T) is the target, -100 at ignored tokens; by default, the decoder's inputs are made from it.
 
-        `encoder_outputs`, returned by an earlier call, skip the encoder.
+        `encoder_outputs`, returned by an earlier call, skip the encoder. With `past_key_values` of an earlier call,
+        which hold the projected source, only the decoder's inputs are needed.
         """
         # encoder and decoder have their own configurations, but this one decides which outputs to return
         kwargs.setdefault("output_attentions", self.config.output_attentions)
@@ -124,7 +125,9 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
             raise ValueError(
                 "the decoder has no input: pass labels, decoder_input_ids or decoder_inputs_embeds, or call generate"
             )
-        if encoder_outputs is None:
+        if encoder_outputs is None and input_ids is None and inputs_embeds is None and past_key_values is not None:
+            encoder_outputs = BaseModelOutput()  # the cache holds what the decoder needs of the source
+        elif encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
             )
