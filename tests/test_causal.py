@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from oracle import COMBINATIONS, numpy, randomize, reference_layer
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from linformer_kit import CausalLinformerAttention, make_projection, reference
 from linformer_kit.models import causal_linformer
@@ -134,6 +135,26 @@ def test_stepping_with_padded_examples_equals_each_alone(combination, block_leng
         real = mask[example]
         if real.any():
             assert_close(stepped[example, real], layer(x[example : example + 1, real], projection=shared)[0])
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_a_cache_of_fixed_size_gives_the_same_outputs_and_keeps_its_shapes(projection, sharing, masked):
+    layer, shared = build(projection, sharing)
+    pieces = [torch.randn(3, length, 8) for length in (6, 1, 1, 1, 5, 1, 9)]
+    cache = fixed = None
+    shapes = set()
+    for x in pieces:
+        mask = torch.rand(3, x.shape[1]) > 0.4 if masked else None
+        expected, cache = layer.step(x, cache, mask=mask, projection=shared)
+        output, _, fixed = layer.advance(x, fixed, mask, shared, max_length=24)
+        if masked:
+            output, expected = output[mask], expected[mask]
+        assert_close(output, expected)
+        shapes.add(tuple(tensor.shape for tensor in tree_leaves(fixed)))
+    slots = cache.sizes["slots"]
+    assert shapes == {((3, 6 * slots, 6),) * 2 + ((3, 3, 8), (3, 3, 6), (3, 3, 6), (3,))}
+    assert torch.equal(fixed.seen, torch.zeros(3, dtype=torch.long) + cache.seen)
 
 
 def test_left_padded_prompts_continue_token_by_token():

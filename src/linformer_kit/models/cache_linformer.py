@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import MappingKey, _register_namedtuple, register_pytree_node
+from torch.utils._pytree import MappingKey, register_pytree_node
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .attention_linformer import KeysValues
@@ -55,6 +55,11 @@ class LinformerCacheLayer(CacheLayerMixin):
         """Output and weights of the new tokens `x_BTC`; see `CausalLinformerAttention.advance` for the arguments."""
         # a graph serves every position, so that no shape and no number in it may depend on the position
         max_length = self.max_length if torch.compiler.is_exporting() else None
+        if max_length is not None and x_BTC.shape[1] > max_length:
+            raise ValueError(
+                f"input has {x_BTC.shape[1]} tokens but the cache of an exported model has room for "
+                f"max_position_embeddings = {max_length}; export shorter inputs, or with use_cache=False"
+            )
         output, weights, self.past = attention.advance(x_BTC, self.past, *arguments, max_length=max_length)
         self.tokens = self.tokens + x_BTC.shape[1]
         if max_length is not None and not isinstance(self.tokens, Tensor):
@@ -103,27 +108,32 @@ class LinformerCache(Cache):
         return sum(layer.nbytes for layer in self.layers)
 
 
+LAYER_TENSORS = ("past", "source_keys", "source_values", "source_present")
+
+
 def flatten_cache(cache: LinformerCache) -> tuple[list[Any], int]:
     """The number of tokens and the tensors of each layer, and the rest."""
-    layers = [
-        {name: part for name, part in (("past", layer.past), ("source", layer.source)) if part is not None}
-        for layer in cache.layers
-    ]
+    layers: list[dict[str, Any]] = []
+    for layer in cache.layers:
+        parts = dict(zip(LAYER_TENSORS, (layer.past, *(layer.source or ())), strict=False))
+        layers.append({name: part for name, part in parts.items() if part is not None})
     return [cache.layers[0].tokens, layers], cache.layers[0].max_length
 
 
 def flatten_cache_with_names(cache: LinformerCache) -> tuple[list[tuple[Any, Any]], int]:
     """The same with the names that tensors have in an exported graph."""
-    (tokens, layers), max_length = flatten_cache(cache)
-    return [(MappingKey("tokens"), tokens), (MappingKey("layers"), layers)], max_length
+    parts, max_length = flatten_cache(cache)
+    return [(MappingKey(name), part) for name, part in zip(("tokens", "layers"), parts, strict=True)], max_length
 
 
 def unflatten_cache(parts: Iterable[Any], max_length: int) -> LinformerCache:
     """The cache with these tensors."""
     cache, (tokens, layers) = LinformerCache.__new__(LinformerCache), parts
     Cache.__init__(cache, layers=[LinformerCacheLayer(max_length) for _ in layers])
-    for layer, parts in zip(cache.layers, layers, strict=True):
-        layer.past, layer.source, layer.tokens = parts.get("past"), parts.get("source"), tokens
+    for layer, tensors in zip(cache.layers, layers, strict=True):
+        layer.tokens = tokens
+        layer.past, *source = (tensors.get(name) for name in LAYER_TENSORS)
+        layer.source = None if source[0] is None else KeysValues(*source)
     return cache
 
 
@@ -137,4 +147,3 @@ register_pytree_node(
     from_dumpable_context=int,
     flatten_with_keys_fn=flatten_cache_with_names,
 )
-_register_namedtuple(KeysValues, serialized_type_name="linformer_kit.KeysValues")
