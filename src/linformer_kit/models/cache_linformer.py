@@ -50,9 +50,9 @@ class LinformerCacheLayer(CacheLayerMixin):
             self.batch_select_indices(torch.arange(batch.shape[0], device=batch.device).repeat_interleave(repeats))
 
     def advance(
-        self, attention: CausalLinformerAttention, x_BTC: Tensor, *arguments: Any
+        self, attention: CausalLinformerAttention, x_BTC: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Output and weights of the new tokens `x_BTC`; see `CausalLinformerAttention.advance` for the arguments."""
+        """Output and weights of the new tokens `x_BTC`; see `CausalLinformerAttention.advance` for the options."""
         # a graph serves every position, so that no shape and no number in it may depend on the position
         max_length = self.max_length if torch.compiler.is_exporting() else None
         if max_length is not None and x_BTC.shape[1] > max_length:
@@ -60,7 +60,7 @@ class LinformerCacheLayer(CacheLayerMixin):
                 f"input has {x_BTC.shape[1]} tokens but the cache of an exported model has room for "
                 f"max_position_embeddings = {max_length}; export shorter inputs, or with use_cache=False"
             )
-        output, weights, self.past = attention.advance(x_BTC, self.past, *arguments, max_length=max_length)
+        output, weights, self.past = attention.advance(x_BTC, self.past, max_length=max_length, **options)
         self.tokens = self.tokens + x_BTC.shape[1]
         if max_length is not None and not isinstance(self.tokens, Tensor):
             self.tokens = torch.full((), self.tokens, dtype=torch.long, device=x_BTC.device)
@@ -101,6 +101,11 @@ class LinformerCache(Cache):
         layers = config.num_decoder_layers if config.is_encoder_decoder else None
         length = config.max_position_embeddings
         super().__init__(layers=[LinformerCacheLayer(length) for _ in range(layers or config.num_hidden_layers)])
+
+    @property
+    def has_source(self) -> bool:
+        """Whether it holds the projected source of cross-attention."""
+        return self.layers[0].source is not None
 
     @property
     def nbytes(self) -> int:

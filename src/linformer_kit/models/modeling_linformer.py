@@ -6,7 +6,7 @@ Shapes: B batch, N length, C hidden size, W width of the embeddings, K projected
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -121,13 +121,14 @@ def attention_options(config: LinformerConfig) -> dict[str, Any]:
     }
 
 
-def make_attention(config: LinformerConfig, layer_idx: int) -> LinformerAttention:
+def make_attention(config: LinformerConfig, layer_idx: int, context_dim: int | None = None) -> LinformerAttention:
     """Self-attention of an encoder, or cross-attention of a decoder."""
     return LinformerAttention(
         **attention_options(config),
         max_length=config.max_position_embeddings,
         projected_length=config.projected_lengths[layer_idx],
         rescale=config.rescale,
+        context_dim=context_dim,
     )
 
 
@@ -139,9 +140,9 @@ def make_causal_attention(config: LinformerConfig) -> CausalLinformerAttention:
     return CausalLinformerAttention(**options)
 
 
-def make_shared_projection(attention: MultiHeadLayer) -> Projection | None:
-    """With `sharing="layerwise"`, the projection of all layers with attention like this."""
-    options = attention.shared_projection_options
+def make_shared_projection(attentions: Iterable[MultiHeadLayer]) -> Projection | None:
+    """With `sharing="layerwise"`, the projection of all layers: as large as the largest of them needs."""
+    options = max(attentions, key=lambda attention: attention.projected_length).shared_projection_options
     return None if options is None else make_projection(**options)
 
 
@@ -232,7 +233,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         self.local = LocalMixing(config.hidden_size, config.local_width) if has_local else None
         self.attention_residual = Residual(config)
         if config.add_cross_attention:
-            self.cross_attention = make_attention(config, layer_idx)
+            self.cross_attention = make_attention(config, layer_idx, config.cross_attention_hidden_size)
             self.cross_attention_residual = Residual(config)
         self.feed_forward = None
         if config.intermediate_size:
@@ -277,12 +278,11 @@ class LinformerLayer(GradientCheckpointingLayer):
         return sublayers
 
     def _attend(self, x_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused) -> Attended:
+        options = {"mask": mask_BN, "projection": projection, "need_weights": need_weights, "fused": fused}
         if past is None:
-            options = {"projection": projection, "need_weights": need_weights, "fused": fused}
-            output = self.attention(x_BNC, mask=mask_BN, **options)
+            output = self.attention(x_BNC, **options)
             return output if need_weights else (output, None)
-        attention = cast(CausalLinformerAttention, self.attention)
-        return past.advance(attention, x_BNC, mask_BN, projection, need_weights, fused)
+        return past.advance(cast(CausalLinformerAttention, self.attention), x_BNC, **options)
 
     def _attend_to_source(
         self, x_BNC, source_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused
@@ -368,9 +368,11 @@ class LinformerPreTrainedModel(PreTrainedModel):
             if isinstance(module, LinformerPreTrainedModel):
                 module.config.max_position_embeddings = length
 
-    def get_position_embeddings(self) -> nn.Module | None:
-        """The module of the position embeddings, or None."""
-        return next(module for module in self.modules() if isinstance(module, LinformerEmbeddings)).position_embeddings
+    def get_position_embeddings(self) -> Any:
+        """The module of the position embeddings, or None; of an encoder-decoder, those of encoder and decoder."""
+        embeddings = [module for module in self.modules() if isinstance(module, LinformerEmbeddings)]
+        positions = tuple(module.position_embeddings for module in embeddings)
+        return positions if self.config.is_encoder_decoder else positions[0]
 
 
 class LinformerModel(LinformerPreTrainedModel):
@@ -390,7 +392,8 @@ class LinformerModel(LinformerPreTrainedModel):
         if config.is_encoder_decoder:
             raise ValueError(
                 "the configuration is that of an encoder-decoder (is_encoder_decoder=True); load the model with "
-                "AutoModelForSeq2SeqLM and get its encoder with model.get_encoder()"
+                "AutoModelForSeq2SeqLM, or without its output layer with LinformerSeq2SeqModel, and get its encoder "
+                "with model.get_encoder()"
             )
         self.embeddings = LinformerEmbeddings(config)
         layer_class = ReversibleLinformerLayer if config.reversible else LinformerLayer
@@ -399,10 +402,10 @@ class LinformerModel(LinformerPreTrainedModel):
         has_norm = config.norm_first and config.outer_norms
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
         # what the layers share belongs to the model, which passes it to them
-        self.projection = make_shared_projection(layers[0].attention)
+        self.projection = make_shared_projection(layer.attention for layer in layers)
         self.source_projection = None
         if config.add_cross_attention:
-            self.source_projection = make_shared_projection(layers[0].cross_attention)
+            self.source_projection = make_shared_projection(layer.cross_attention for layer in layers)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -477,7 +480,7 @@ class LinformerModel(LinformerPreTrainedModel):
         if encoder_attention_mask is not None and encoder_hidden_states is not None:
             sizes, device = encoder_hidden_states.shape[:2], words_BNC.device
             source_mask_BN = padding_mask("encoder_attention_mask", encoder_attention_mask, sizes, device)
-        has_source = encoder_hidden_states is not None or (past is not None and past.layers[0].source is not None)
+        has_source = encoder_hidden_states is not None or (past is not None and past.has_source)
         if has_source is not self.config.add_cross_attention:
             raise ValueError(
                 f"encoder_hidden_states is {'missing' if encoder_hidden_states is None else 'given'} but "
