@@ -27,7 +27,7 @@ ACTIVATIONS = ("gelu", "relu")
 # what the file does not tell and cannot be set, because it is not converted
 ASSUMPTIONS = {
     "linformer": "",
-    "linformer-pytorch": "causal=False, decoder_mode=False (both leak the future, and leave no trace in the file)",
+    "linformer-pytorch": "causal=False, decoder_mode=False (they leave no trace in it, and are not converted)",
     "fairseq": "no padding (fairseq lets padding take part in attention)",
 }
 
@@ -135,7 +135,15 @@ def save(module: nn.Module, weights: Weights, folder: Path) -> None:
 
 
 def load_imported(folder: str | Path) -> nn.Module:
-    """The layer, encoder or model that `linformer import` or `import_model` saved, in evaluation mode."""
+    """The layer, encoder or model that `linformer import` or `import_model` saved, in evaluation mode.
+
+    >>> import tempfile
+    >>> from linformer import LinformerSelfAttention
+    >>> folder = Path(tempfile.mkdtemp(), "layer")
+    >>> _ = import_model(LinformerSelfAttention(dim=32, seq_len=64, k=8).state_dict(), "linformer", folder, heads=8)
+    >>> load_imported(folder).num_heads
+    8
+    """
     folder = Path(folder)
     description = read_json(folder / MODULE_FILE)
     if description:

@@ -89,9 +89,7 @@ class Source:
 
 def recognize(tensors: dict[str, Tensor]) -> str | None:
     """The package that a state dict comes from."""
-    return next(
-        (package for package, name in SIGNATURES.items() if any(re.search(name, key) for key in tensors)), None
-    )
+    return next((package for package, name in SIGNATURES.items() if any(re.search(name, key) for key in tensors)), None)
 
 
 def read_weights(tensors: dict[str, Tensor], package: str, options: Options) -> Weights:
@@ -112,7 +110,7 @@ def read_weights(tensors: dict[str, Tensor], package: str, options: Options) -> 
     for name, value in vars(options).items():
         if value is not None and name not in OPTIONS[package]:
             others = ", ".join(OPTIONS[package])
-            raise UserError(f"{name} is {value!r}, but the file of {package} tells it already; only {others} can be set")
+            raise UserError(f"{name} is {value!r}, but files of {package} need only {others}; leave it out")
     source = Source(tensors)
     reader = {"linformer": read_linformer, "linformer-pytorch": read_linformer_pytorch, "fairseq": read_fairseq}
     weights = reader[package](source, options)
@@ -171,7 +169,7 @@ def read_linformer(source: Source, options: Options) -> Weights:
         head_number = head_count(options.heads, features, "heads=8 unless it was set")
     if not any(name.endswith("to_v.weight") for name in source.tensors):
         warnings.warn(
-            "the model has W_V = W_K and F = E (share_kv=True); W_K is copied to W_V, and training changes each of them",
+            "the model has W_V = W_K and F = E (share_kv=True); both are copied, and training changes each of them",
             stacklevel=2,
         )
     outside: dict[str, Tensor] = {}
@@ -289,8 +287,8 @@ def linformer_pytorch_attention(source: Source, ours: str) -> tuple[dict[str, Te
 def linformer_pytorch_matrix(source: Source, name: str) -> Matrix:
     if f"{name}.weight" not in source:
         raise UserError(
-            f"the file has no {source.prefix}{name}.weight: with method='no_params', linformer-pytorch does not save E, "
-            "so the model cannot be restored from its state dict"
+            f"the file has no {source.prefix}{name}.weight: with method='no_params', linformer-pytorch does not save "
+            "E, so the model cannot be restored from its state dict"
         )
     weight = source.take(f"{name}.weight")
     if weight.dim() == 3:
