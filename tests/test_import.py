@@ -241,6 +241,13 @@ class TestFairseq:
         assert model.config.tie_word_embeddings is options.get("tied", True)
         same_outputs(model, theirs, torch.randint(2, 30, (2, 13)))
 
+    def test_without_the_output_layer_it_is_a_bare_model(self):
+        theirs = randomize(FairseqRoberta())
+        tensors = {name: tensor for name, tensor in theirs.state_dict().items() if "lm_head" not in name}
+        model = import_model(tensors, "fairseq", heads=3)
+        assert isinstance(model, LinformerModel)
+        same_outputs(model, theirs.encoder["sentence_encoder"], torch.randint(2, 30, (2, 20)))
+
     def test_names_of_older_versions(self):
         theirs = randomize(FairseqRoberta("layer"))
         older = {
@@ -407,6 +414,14 @@ def test_incomplete_and_foreign_tensors_are_named():
     attention = ORIGINALS["fairseq"]().state_dict()
     with pytest.raises(UserError, match=r"(?s)do not fit together.*output.weight"):
         import_model({**attention, "out_proj.weight": torch.zeros(12, 11)}, "fairseq", heads=3)
+
+
+def test_half_precision_becomes_float32():
+    torch.set_default_dtype(torch.float32)
+    theirs = randomize(MHAttention(20, 6, 12, 5, 3, 0.0, "C0", "kv", None, None, False, None, 7)).half()
+    ours = import_model(theirs.state_dict(), "linformer-pytorch")
+    x = torch.randn(2, 20, 12)
+    assert_close(ours(x), theirs.float()(x), atol=1e-5, rtol=1e-5)
 
 
 def test_tied_weights_are_named():

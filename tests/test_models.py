@@ -365,7 +365,7 @@ def expected_parameters(model_class, c):
         else:
             total += layers * local + sum(
                 matrices(c.max_position_embeddings, rows, 1)
-                for rows in (lengths[:1] if c.sharing == "layerwise" else lengths)
+                for rows in ([max(lengths)] if c.sharing == "layerwise" else lengths)
             )
         if cross:
             total += layers * attention + matrices(c.max_position_embeddings, lengths[-1], layers)

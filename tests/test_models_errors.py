@@ -157,8 +157,8 @@ def test_learned_positions_limit_a_causal_model_and_sinusoidal_ones_do_not():
         ),
         ({"projected_length": 0}, "projected_length is 0; it must be an integer of at least 1"),
         (
-            {"projected_length": [4, 5], "sharing": "layerwise"},
-            "sharing='layerwise', which has one matrix for all layers; pass one number",
+            {"projected_length": [4, 5], "sharing": "layerwise", "projection": "conv"},
+            "cannot use a part of a shared one; pass one number, use sharing='kv', or projection='linear'",
         ),
         ({"slots": 5}, "slots=5 is more than block_length=4"),
         ({"num_attention_heads": 3}, "hidden_size=16 is not divisible by num_attention_heads=3"),

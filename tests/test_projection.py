@@ -31,6 +31,7 @@ FACTS = {
     "can_rescale": {"linear", "affine", "random", "conv"},
     "sized_by_max_length": {"linear", "affine", "random", "conv"},
     "sized_by_width": {"dynamic", "conv"},
+    "can_be_cut": {"linear", "affine", "random", "dynamic", "mean", "max", "none"},
     "has_own_learning_rate": {"linear", "affine"},
     "matrix_depends_on": {"linear", "affine", "random", "dynamic", "mean"},
     "why_no_matrix": {"conv", "max", "none"},

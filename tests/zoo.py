@@ -42,7 +42,7 @@ VARIANTS = {
     "random": {"projection": "random", "reversible": True},
     "none": {"projection": "none", "local_width": 5},
     "none layerwise": {"projection": "none", "sharing": "layerwise"},
-    "full decoder": {"decoder_attention": "full", "sharing": "layerwise"},
+    "full decoder": {"decoder_attention": "full", "sharing": "layerwise", "projected_length": [3, 6]},
     "untied": {"tie_word_embeddings": False, "head_dim": 5, "hidden_act": "relu"},
 }
 

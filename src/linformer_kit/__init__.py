@@ -26,6 +26,7 @@ _HOMES = {
     "LinformerForTokenClassification": "models.modeling_linformer",
     "LinformerForQuestionAnswering": "models.modeling_linformer",
     "LinformerForCausalLM": "models.modeling_linformer",
+    "LinformerSeq2SeqModel": "models.modeling_linformer_seq2seq",
     "LinformerForConditionalGeneration": "models.modeling_linformer_seq2seq",
     "import_model": "convert.import_model",
     "load_imported": "convert.import_model",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .models.modeling_linformer_seq2seq import (
         LinformerForConditionalGeneration as LinformerForConditionalGeneration,
     )
+    from .models.modeling_linformer_seq2seq import LinformerSeq2SeqModel as LinformerSeq2SeqModel
     from .models.projection_linformer import make_projection as make_projection
 
 

@@ -69,8 +69,8 @@ class Source:
 
     def linear(self, ours: str, theirs: str) -> dict[str, Tensor]:
         """Weight and bias of a linear layer or layer norm, under our name; a missing bias is zero."""
-        weight, has_bias = self.take(f"{theirs}.weight"), f"{theirs}.bias" in self
-        bias = self.take(f"{theirs}.bias") if has_bias else torch.zeros_like(weight[:, 0])
+        weight = self.take(f"{theirs}.weight")
+        bias = self.take(f"{theirs}.bias") if f"{theirs}.bias" in self else weight.new_zeros(len(weight))
         return {f"{ours}.weight": weight, f"{ours}.bias": bias}
 
     def drop(self, pattern: str) -> list[str]:
@@ -97,8 +97,6 @@ def read_weights(tensors: dict[str, Tensor], package: str, options: Options) -> 
     found = recognize(tensors)
     if found == "linformer-kit":
         raise UserError("the file is a state dict of linformer-kit itself; use load_state_dict or from_pretrained")
-    if package == "linformer-pytorch" and found is None and any("to_q" in name for name in tensors):
-        found = package
     if found is None:
         names = ", ".join(list(tensors)[:3])
         raise UserError(
@@ -273,7 +271,7 @@ def linformer_pytorch_attention(source: Source, ours: str) -> tuple[dict[str, Te
     tensors: dict[str, Tensor] = {}
     for our, their in (("query", "to_q"), ("key", "to_k"), ("value", "to_v")):
         weight = torch.cat([source.take(f"{their}.{head}.weight") for head in range(number)])
-        tensors |= {f"{ours}{our}.weight": weight, f"{ours}{our}.bias": torch.zeros_like(weight[:, 0])}
+        tensors |= {f"{ours}{our}.weight": weight, f"{ours}{our}.bias": weight.new_zeros(len(weight))}
     if "w_o.weight" in source:
         tensors |= source.linear(f"{ours}output", "w_o")
     else:  # w_o_intermediate_dim: two linear maps in a row are one

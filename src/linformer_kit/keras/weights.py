@@ -164,8 +164,8 @@ def parameter_pairs(model: Any) -> Pairs:
             yield from stack_pairs(model.decoder, "model.")
             yield from output_pairs(model.words)
         case LinformerSeq2Seq():
-            yield from stack_pairs(model.encoder, "encoder.")
-            yield from stack_pairs(model.decoder, "decoder.")
+            yield from stack_pairs(model.encoder, "model.encoder.")
+            yield from stack_pairs(model.decoder, "model.decoder.")
             yield from output_pairs(model.target_words)
         case _:
             raise no_torch_class(model)

@@ -116,7 +116,8 @@ class LinformerEncoder(nn.Module):
     torch.Size([2, 1000, 64])
 
     - `projected_length`: one number, or one per layer (higher layers need less).
-    - `sharing="layerwise"`: all layers share one matrix, which the encoder owns.
+    - `sharing="layerwise"`: all layers share one matrix, which the encoder owns; layers with a smaller
+      `projected_length` use a part of it (`Projection.cut`).
     - `feed_forward`: "gelu", "relu", "gated" or "none".
     - `dropout`: on the attention weights. `feed_forward_dropout`: on the inner features and the output of the
       feed-forward.
@@ -151,7 +152,7 @@ class LinformerEncoder(nn.Module):
     ):
         super().__init__()
         positive_integer("embed_dim", embed_dim)
-        lengths = self._projected_lengths(projected_length, positive_integer("depth", depth), sharing)
+        lengths = self._projected_lengths(projected_length, positive_integer("depth", depth))
         choice("feed_forward", feed_forward, FEED_FORWARDS)
         if feed_forward == "none" and feed_forward_dim is not None:
             raise ValueError(
@@ -200,18 +201,19 @@ class LinformerEncoder(nn.Module):
         )
         self.norm = nn.LayerNorm(embed_dim) if has_norm else None
         self.projection = None
+        Projection.check_lengths(projection, lengths, sharing)
         if sharing == "layerwise":
             self.projection = make_projection(
                 projection,
                 embed_dim=embed_dim,
                 max_length=max_length,
-                projected_length=lengths[0],
+                projected_length=max(lengths),
                 sharing=sharing,
                 rescale=rescale,
             )
 
     @staticmethod
-    def _projected_lengths(projected_length: int | Sequence[int], depth: int, sharing: str) -> list[int]:
+    def _projected_lengths(projected_length: int | Sequence[int], depth: int) -> list[int]:
         if hasattr(projected_length, "tolist"):  # arrays and tensors
             projected_length = projected_length.tolist()
         if not isinstance(projected_length, list | tuple):
@@ -221,13 +223,7 @@ class LinformerEncoder(nn.Module):
                 f"projected_length has {len(projected_length)} numbers but depth is {depth}; "
                 "pass one number, or one per layer"
             )
-        lengths = [positive_integer("projected_length", length) for length in projected_length]
-        if sharing == "layerwise" and len(set(lengths)) > 1:
-            raise ValueError(
-                f"projected_length is {lengths} with sharing='layerwise', which has one matrix for all layers; "
-                "pass one number, or use sharing='kv'"
-            )
-        return lengths
+        return [positive_integer("projected_length", length) for length in projected_length]
 
     def forward(self, x: Tensor, mask: Tensor | None = None, need_weights: bool = False):
         """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens.

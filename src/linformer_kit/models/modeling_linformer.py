@@ -6,7 +6,7 @@ Shapes: B batch, N length, C hidden size, W width of the embeddings, K projected
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -114,13 +114,14 @@ def attention_options(config: LinformerConfig) -> dict[str, Any]:
     }
 
 
-def make_attention(config: LinformerConfig, layer_idx: int) -> LinformerAttention:
+def make_attention(config: LinformerConfig, layer_idx: int, context_dim: int | None = None) -> LinformerAttention:
     """Self-attention of an encoder, or cross-attention of a decoder."""
     return LinformerAttention(
         **attention_options(config),
         max_length=config.max_position_embeddings,
         projected_length=config.projected_lengths[layer_idx],
         rescale=config.rescale,
+        context_dim=context_dim,
     )
 
 
@@ -132,9 +133,9 @@ def make_causal_attention(config: LinformerConfig) -> CausalLinformerAttention:
     return CausalLinformerAttention(**options)
 
 
-def make_shared_projection(attention: MultiHeadLayer) -> Projection | None:
-    """With `sharing="layerwise"`, the projection of all layers with attention like this."""
-    options = attention.shared_projection_options
+def make_shared_projection(attentions: Iterable[MultiHeadLayer]) -> Projection | None:
+    """With `sharing="layerwise"`, the projection of all layers: as large as the largest of them needs."""
+    options = max(attentions, key=lambda attention: attention.projected_length).shared_projection_options
     return None if options is None else make_projection(**options)
 
 
@@ -225,7 +226,7 @@ class LinformerLayer(GradientCheckpointingLayer):
         self.local = LocalMixing(config.hidden_size, config.local_width) if has_local else None
         self.attention_residual = Residual(config)
         if config.add_cross_attention:
-            self.cross_attention = make_attention(config, layer_idx)
+            self.cross_attention = make_attention(config, layer_idx, config.cross_attention_hidden_size)
             self.cross_attention_residual = Residual(config)
         self.feed_forward = None
         if config.intermediate_size:
@@ -363,9 +364,11 @@ class LinformerPreTrainedModel(PreTrainedModel):
             if isinstance(module, LinformerPreTrainedModel):
                 module.config.max_position_embeddings = length
 
-    def get_position_embeddings(self) -> nn.Module | None:
-        """The module of the position embeddings, or None."""
-        return next(module for module in self.modules() if isinstance(module, LinformerEmbeddings)).position_embeddings
+    def get_position_embeddings(self) -> Any:
+        """The module of the position embeddings, or None; of an encoder-decoder, those of encoder and decoder."""
+        embeddings = [module for module in self.modules() if isinstance(module, LinformerEmbeddings)]
+        positions = tuple(module.position_embeddings for module in embeddings)
+        return positions if self.config.is_encoder_decoder else positions[0]
 
 
 class LinformerModel(LinformerPreTrainedModel):
@@ -385,7 +388,8 @@ class LinformerModel(LinformerPreTrainedModel):
         if config.is_encoder_decoder:
             raise ValueError(
                 "the configuration is that of an encoder-decoder (is_encoder_decoder=True); load the model with "
-                "AutoModelForSeq2SeqLM and get its encoder with model.get_encoder()"
+                "AutoModelForSeq2SeqLM, or without its output layer with LinformerSeq2SeqModel, and get its encoder "
+                "with model.get_encoder()"
             )
         self.embeddings = LinformerEmbeddings(config)
         layer_class = ReversibleLinformerLayer if config.reversible else LinformerLayer
@@ -394,10 +398,10 @@ class LinformerModel(LinformerPreTrainedModel):
         has_norm = config.norm_first and config.outer_norms
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
         # what the layers share belongs to the model, which passes it to them
-        self.projection = make_shared_projection(layers[0].attention)
+        self.projection = make_shared_projection(layer.attention for layer in layers)
         self.source_projection = None
         if config.add_cross_attention:
-            self.source_projection = make_shared_projection(layers[0].cross_attention)
+            self.source_projection = make_shared_projection(layer.cross_attention for layer in layers)
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -29,7 +29,7 @@ def plain_attention(
     >>> torch.allclose(plain_attention(layer, x), layer(x), atol=1e-5)
     True
     """
-    projection = projection or layer.projection
+    projection = layer.projection if projection is None else projection.cut(layer.projected_length)
     assert projection is not None
     rows_BMKC = projection(x_BLC if context_BNC is None else context_BNC).rows_BMKC
     query_BHLD = split_heads(layer.query(x_BLC), layer.num_heads)
@@ -49,7 +49,8 @@ def plain_causal_attention(
     >>> torch.allclose(plain_causal_attention(layer, x), layer(x), atol=1e-5)
     True
     """
-    projection, length = projection or layer.projection, x_BNC.shape[1]
+    projection = layer.projection if projection is None else projection.cut(layer.projected_length)
+    length = x_BNC.shape[1]
     assert projection is not None
     # without a projection, one block that is never finished: each earlier token is visible
     block = length + 1 if isinstance(projection, NoProjection) else layer.block_length

@@ -396,6 +396,7 @@ class ConvProjection(Projection, kind="conv"):
     can_rescale = True
     sized_by_max_length = True
     sized_by_width = True
+    can_be_cut = False
     matrix_axis = -3
     why_no_matrix = "has its own weights for each channel in windows"
 

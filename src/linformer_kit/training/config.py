@@ -185,6 +185,7 @@ CHANGEABLE_MODEL_FIELDS = {
 # fields of LinformerConfig that are derived, and from what
 DERIVED_FIELDS = {
     "vocab_size": "the tokenizer",
+    "decoder_vocab_size": "the tokenizer",
     "pad_token_id": "the tokenizer",
     "bos_token_id": "the tokenizer",
     "eos_token_id": "the tokenizer",
@@ -195,6 +196,7 @@ DERIVED_FIELDS = {
     "is_decoder": "the task",
     "is_encoder_decoder": "the task",
     "add_cross_attention": "the task",
+    "cross_attention_hidden_size": "the task",
     "type_vocab_size": "data.columns.pair",
 }
 

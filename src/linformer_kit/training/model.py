@@ -66,9 +66,7 @@ def load_initial_model(
         source, ignore_mismatched_sizes=True, output_loading_info=True, **derived
     )
     missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
-    if body := [
-        name for name in missing if name.startswith(("model.", "encoder.", "decoder.")) and "token_type" not in name
-    ]:
+    if body := [name for name in missing if name.startswith("model.") and "token_type" not in name]:
         raise UserError(
             f"model.from is {source!r}, a {saved_class_name(source)}, which has no weights for {', '.join(body[:2])} … "
             f"of {model_class.__name__}, the model of {config.task}; start from a run of a similar task"
