@@ -61,7 +61,7 @@ REVERSIBLE = "tests/test_reversible.py"
 PARTS, COMPARE = "tests/test_training_parts.py", "tests/test_compare.py"
 BENCH = "tests/test_measure.py tests/test_bench.py"  # those of them that exist
 SPECTRUM, PLOT, REPORT, DEMO = (f"tests/test_{name}.py" for name in ("spectrum", "plot", "report", "demo"))
-KERAS = "tests/on_each_backend"
+KERAS, IMPORT = "tests/on_each_backend", "tests/test_import.py"
 
 MUTATIONS = [
     # models
@@ -606,6 +606,47 @@ MUTATIONS = [
         "        if False:  # otherwise",
         "tests/test_seq2seq.py",
         "checkpoint",
+    ),
+    # convert
+    Mutation(
+        "values with the bias of E instead of F",
+        "models/projection_linformer.py",
+        "values_BGKD + bias_MK1[self.value_slice()]",
+        "values_BGKD + bias_MK1[self.key_slice()]",
+        f"{ATTENTION} {IMPORT}",
+        "affine or headwise",
+    ),
+    Mutation(
+        "the inner bias of w_o_intermediate_dim is lost",
+        "convert/packages.py",
+        'second[".weight"] @ first[".bias"] + second[".bias"]',
+        'second[".bias"]',
+        IMPORT,
+        "test_the_layer",
+    ),
+    Mutation(
+        "fairseq's position table without its last rows instead of its first",
+        "convert/packages.py",
+        "positions[unused:]",
+        "positions[:-unused]",
+        IMPORT,
+        "TestFairseq",
+    ),
+    Mutation(
+        "each layer gets its own copy of a matrix that all layers share",
+        "convert/weights.py",
+        'return "layerwise" if len(layers) > 1',
+        'return "kv" if len(layers) > 1',
+        IMPORT,
+        "language_model",
+    ),
+    Mutation(
+        "files are unpickled",
+        "convert/tensor_files.py",
+        "weights_only=True)",
+        "weights_only=False)",
+        IMPORT,
+        "files_that_hold",
     ),
 ]
 

@@ -11,7 +11,7 @@ the order of docs/mathematics.md, `Eᵀ X · W_K + b_K`, one row, one head and o
            [ 9., 10.]])
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -127,7 +127,7 @@ def head_slice(head: int, head_dim: int) -> slice:
 
 
 def attend_to_rows(
-    token: Array, key_rows: Sequence[Array], value_rows: Sequence[Array], layer: "Layer", head: int, blocks: int = 1
+    token: Array, key_rows: Iterable[Array], value_rows: Iterable[Array], layer: "Layer", head: int, blocks: int = 1
 ) -> tuple[Array, Array]:
     """`softmax(q keysᵀ / √D) values` for one query and one head, and the weights.
 

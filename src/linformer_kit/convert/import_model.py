@@ -27,7 +27,7 @@ ACTIVATIONS = ("gelu", "relu")
 # what the file does not tell and cannot be set, because it is not converted
 ASSUMPTIONS = {
     "linformer": "",
-    "linformer-pytorch": "causal=False, decoder_mode=False (both leak the future, and leave no trace in the file)",
+    "linformer-pytorch": "causal=False, decoder_mode=False (they leave no trace in it, and are not converted)",
     "fairseq": "no padding (fairseq lets padding take part in attention)",
 }
 
@@ -90,7 +90,7 @@ def convert(
         found.config["pad_token_id"] = words.pad_token_id
     module = found.build()
     if output is not None:
-        with atomic_directory(Path(output)) as unfinished:
+        with atomic_directory(Path(output).absolute()) as unfinished:  # "." has no name
             save(module, found, unfinished)
             if words is not None:
                 words.save_pretrained(unfinished)
@@ -135,7 +135,15 @@ def save(module: nn.Module, weights: Weights, folder: Path) -> None:
 
 
 def load_imported(folder: str | Path) -> nn.Module:
-    """The layer, encoder or model that `linformer import` or `import_model` saved, in evaluation mode."""
+    """The layer, encoder or model that `linformer import` or `import_model` saved, in evaluation mode.
+
+    >>> import tempfile
+    >>> from linformer import LinformerSelfAttention
+    >>> folder = Path(tempfile.mkdtemp(), "layer")
+    >>> _ = import_model(LinformerSelfAttention(dim=32, seq_len=64, k=8).state_dict(), "linformer", folder, heads=8)
+    >>> load_imported(folder).num_heads
+    8
+    """
     folder = Path(folder)
     description = read_json(folder / MODULE_FILE)
     if description:
@@ -151,15 +159,16 @@ def load_imported(folder: str | Path) -> nn.Module:
 def describe(module: nn.Module, weights: Weights, package: str, output: Path) -> str:
     """What was made, what was assumed, and what to do next."""
     options = weights.encoder_options() if weights.depth else weights.attention_options()
-    lengths = options.get("projected_length", "all")
+    attention = ["full attention"]
+    if weights.matrices:
+        attention = [f"K = {options['projected_length']}", f"projection {options['projection']}"]
+        attention.append(f"sharing {options['sharing']}")
     parts = [
         f"{weights.depth} layers" if weights.depth else "1 attention layer",
         f"{options['embed_dim']} wide",
         f"{weights.heads} heads",
         f"N = {weights.max_length}",
-        f"K = {lengths}",
-        f"projection {options['projection']}",
-        *([f"sharing {options['sharing']}"] if "sharing" in options else []),
+        *attention,
         *(["reversible"] if weights.reversible else []),
         f"{sum(parameter.numel() for parameter in module.parameters()):,} parameters",
     ]

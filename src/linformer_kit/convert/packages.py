@@ -69,8 +69,8 @@ class Source:
 
     def linear(self, ours: str, theirs: str) -> dict[str, Tensor]:
         """Weight and bias of a linear layer or layer norm, under our name; a missing bias is zero."""
-        weight, has_bias = self.take(f"{theirs}.weight"), f"{theirs}.bias" in self
-        bias = self.take(f"{theirs}.bias") if has_bias else torch.zeros_like(weight[:, 0])
+        weight = self.take(f"{theirs}.weight")
+        bias = self.take(f"{theirs}.bias") if f"{theirs}.bias" in self else weight.new_zeros(len(weight))
         return {f"{ours}.weight": weight, f"{ours}.bias": bias}
 
     def drop(self, pattern: str) -> list[str]:
@@ -89,9 +89,7 @@ class Source:
 
 def recognize(tensors: dict[str, Tensor]) -> str | None:
     """The package that a state dict comes from."""
-    return next(
-        (package for package, name in SIGNATURES.items() if any(re.search(name, key) for key in tensors)), None
-    )
+    return next((package for package, name in SIGNATURES.items() if any(re.search(name, key) for key in tensors)), None)
 
 
 def read_weights(tensors: dict[str, Tensor], package: str, options: Options) -> Weights:
@@ -99,8 +97,6 @@ def read_weights(tensors: dict[str, Tensor], package: str, options: Options) -> 
     found = recognize(tensors)
     if found == "linformer-kit":
         raise UserError("the file is a state dict of linformer-kit itself; use load_state_dict or from_pretrained")
-    if package == "linformer-pytorch" and found is None and any("to_q" in name for name in tensors):
-        found = package
     if found is None:
         names = ", ".join(list(tensors)[:3])
         raise UserError(
@@ -112,7 +108,7 @@ def read_weights(tensors: dict[str, Tensor], package: str, options: Options) -> 
     for name, value in vars(options).items():
         if value is not None and name not in OPTIONS[package]:
             others = ", ".join(OPTIONS[package])
-            raise UserError(f"{name} is {value!r}, but the file of {package} tells it already; only {others} can be set")
+            raise UserError(f"{name} is {value!r}, but files of {package} need only {others}; leave it out")
     source = Source(tensors)
     reader = {"linformer": read_linformer, "linformer-pytorch": read_linformer_pytorch, "fairseq": read_fairseq}
     weights = reader[package](source, options)
@@ -171,7 +167,7 @@ def read_linformer(source: Source, options: Options) -> Weights:
         head_number = head_count(options.heads, features, "heads=8 unless it was set")
     if not any(name.endswith("to_v.weight") for name in source.tensors):
         warnings.warn(
-            "the model has W_V = W_K and F = E (share_kv=True); W_K is copied to W_V, and training changes each of them",
+            "the model has W_V = W_K and F = E (share_kv=True); both are copied, and training changes each of them",
             stacklevel=2,
         )
     outside: dict[str, Tensor] = {}
@@ -275,7 +271,7 @@ def linformer_pytorch_attention(source: Source, ours: str) -> tuple[dict[str, Te
     tensors: dict[str, Tensor] = {}
     for our, their in (("query", "to_q"), ("key", "to_k"), ("value", "to_v")):
         weight = torch.cat([source.take(f"{their}.{head}.weight") for head in range(number)])
-        tensors |= {f"{ours}{our}.weight": weight, f"{ours}{our}.bias": torch.zeros_like(weight[:, 0])}
+        tensors |= {f"{ours}{our}.weight": weight, f"{ours}{our}.bias": weight.new_zeros(len(weight))}
     if "w_o.weight" in source:
         tensors |= source.linear(f"{ours}output", "w_o")
     else:  # w_o_intermediate_dim: two linear maps in a row are one
@@ -289,8 +285,8 @@ def linformer_pytorch_attention(source: Source, ours: str) -> tuple[dict[str, Te
 def linformer_pytorch_matrix(source: Source, name: str) -> Matrix:
     if f"{name}.weight" not in source:
         raise UserError(
-            f"the file has no {source.prefix}{name}.weight: with method='no_params', linformer-pytorch does not save E, "
-            "so the model cannot be restored from its state dict"
+            f"the file has no {source.prefix}{name}.weight: with method='no_params', linformer-pytorch does not save "
+            "E, so the model cannot be restored from its state dict"
         )
     weight = source.take(f"{name}.weight")
     if weight.dim() == 3:

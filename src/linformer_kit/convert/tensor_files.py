@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UserError
+from ..models.projection_linformer import at_least_float32
 
 # where training scripts and fairseq keep the state dict in a checkpoint
 NESTED = ("model", "state_dict", "model_state_dict")
@@ -56,12 +57,13 @@ def read_pytorch(path: Path) -> Any:
 
 
 def state_dict_of(loaded: Any, name: str) -> dict[str, Tensor]:
-    """The tensors of a state dict, or of the one inside a checkpoint, without the prefix of a wrapper."""
+    """The tensors of a state dict, or of the one in a checkpoint: in float32 or wider, without a wrapper's prefix."""
     if isinstance(loaded, dict):
         loaded = next((loaded[key] for key in NESTED if isinstance(loaded.get(key), dict)), loaded)
     if not isinstance(loaded, dict) or not any(isinstance(value, Tensor) for value in loaded.values()):
         raise UserError(f"{name} holds no state dict: a dict of tensors, as model.state_dict() returns it")
-    tensors = {key: value for key, value in loaded.items() if isinstance(value, Tensor)}
+    tensors = {key: value.detach() for key, value in loaded.items() if isinstance(value, Tensor)}
+    tensors = {key: at_least_float32(value) if value.is_floating_point() else value for key, value in tensors.items()}
     for wrapper in WRAPPERS:
         if all(key.startswith(wrapper) for key in tensors):
             tensors = {key.removeprefix(wrapper): value for key, value in tensors.items()}

@@ -124,7 +124,7 @@ class Weights:
         options = self.encoder_options()
         words = self.outside["model.embeddings.word_embeddings.weight"]
         hidden_dropout, attention_dropout = self.dropout
-        fields = {
+        fields: dict[str, Any] = {
             "vocab_size": words.shape[0],
             "hidden_size": options["embed_dim"],
             "num_hidden_layers": self.depth,
