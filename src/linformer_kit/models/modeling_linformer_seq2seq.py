@@ -113,7 +113,7 @@ class LinformerSeq2SeqModel(LinformerPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """`encoder_outputs`, returned by an earlier call, skip the encoder.
 
-        With `past_key_values` of an earlier call, which hold the projected source, only the decoder's inputs are needed.
+        With `past_key_values`, which hold the projected source, only the inputs of the decoder are needed.
         """
         # encoder and decoder have their own configurations, but this one decides which outputs to return
         kwargs.setdefault("output_attentions", self.config.output_attentions)
