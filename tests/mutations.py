@@ -613,8 +613,8 @@ MUTATIONS = [
         "models/projection_linformer.py",
         "values_BGKD + bias_MK1[self.value_slice()]",
         "values_BGKD + bias_MK1[self.key_slice()]",
-        f"{ATTENTION} {IMPORT}",
-        "affine or headwise",
+        IMPORT,
+        "test_the_layer",
     ),
     Mutation(
         "the inner bias of w_o_intermediate_dim is lost",
@@ -630,7 +630,7 @@ MUTATIONS = [
         "positions[unused:]",
         "positions[:-unused]",
         IMPORT,
-        "TestFairseq",
+        "test_the_language_model",
     ),
     Mutation(
         "each layer gets its own copy of a matrix that all layers share",
