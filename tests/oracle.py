@@ -61,12 +61,17 @@ def reference_layer(layer, shared=None):
     if projection.options["sharing"] != "none" and projection.matrices == 2:
         numbers = [0] * heads + [1] * heads
     functions = [rows_function(projection, number, layer.projected_length) for number in numbers]
+    bias_MK = None
+    if projection.kind == "affine":
+        bias_MK = reference.CUTS["affine"](numpy(projection.bias), layer.projected_length)
     return reference.Layer(
         *(affine(linear) for linear in (layer.query, layer.key, layer.value, layer.output)),
         num_heads=layer.num_heads,
         head_dim=layer.head_dim,
         key_rows=functions[:heads],
         value_rows=functions[heads:],
+        key_bias=() if bias_MK is None else list(bias_MK[numbers[:heads]]),
+        value_bias=() if bias_MK is None else list(bias_MK[numbers[heads:]]),
     )
 
 

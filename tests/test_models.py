@@ -343,6 +343,7 @@ def expected_parameters(model_class, c):
         per_layer = {"none": 2 * kv, "headwise": 2, "kv": 1, "layerwise": 1}[c.sharing]
         layers = 1 if c.sharing == "layerwise" else layer_count
         one = {"linear": length * rows, "dynamic": width * rows, "conv": -(-length // rows) * width}
+        one["affine"] = length * rows + rows
         return layers * per_layer * one.get(c.projection, 0)
 
     norm, embedding_width = 2 * width, c.embedding_size or width

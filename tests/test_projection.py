@@ -26,14 +26,14 @@ from linformer_kit.models.options_linformer import projection_names
 from linformer_kit.models.projection_linformer import LinearProjection, Projection
 
 FACTS = {
-    "has_matrices": {"linear", "random", "dynamic", "conv"},
+    "has_matrices": {"linear", "affine", "random", "dynamic", "conv"},
     "takes_any_length": {"dynamic", "conv", "mean", "max", "none"},
-    "can_rescale": {"linear", "random", "conv"},
-    "sized_by_max_length": {"linear", "random", "conv"},
+    "can_rescale": {"linear", "affine", "random", "conv"},
+    "sized_by_max_length": {"linear", "affine", "random", "conv"},
     "sized_by_width": {"dynamic", "conv"},
-    "can_be_cut": {"linear", "random", "dynamic", "mean", "max", "none"},
-    "has_own_learning_rate": {"linear"},
-    "matrix_depends_on": {"linear", "random", "dynamic", "mean"},
+    "can_be_cut": {"linear", "affine", "random", "dynamic", "mean", "max", "none"},
+    "has_own_learning_rate": {"linear", "affine"},
+    "matrix_depends_on": {"linear", "affine", "random", "dynamic", "mean"},
     "why_no_matrix": {"conv", "max", "none"},
 }
 

@@ -38,6 +38,7 @@ VARIANTS = {
     "conv": {"projection": "conv", "position_embedding": "none", "local_width": 3},
     "mean": {"projection": "mean", "type_vocab_size": 0, "embedding_size": 6},
     "max": {"projection": "max", "classifier_pooling": "first", "outer_norms": False, "intermediate_size": 0},
+    "affine": {"projection": "affine", "sharing": "none"},
     "random": {"projection": "random", "reversible": True},
     "none": {"projection": "none", "local_width": 5},
     "none layerwise": {"projection": "none", "sharing": "layerwise"},

@@ -99,8 +99,8 @@ def attention_pairs(attention: LinearMultiHeadAttention, name: str) -> Pairs:
 
 
 def projection_pairs(projection: Any, name: str) -> Pairs:
-    if projection is not None and projection.weights:
-        yield f"{name}.weight", projection.weight
+    for variable in () if projection is None else projection.weights:
+        yield f"{name}.{variable.name}", variable
 
 
 def dense_pairs(layer: Any, name: str) -> Pairs:
@@ -309,7 +309,7 @@ def repeat_kv_heads(
         if owner in ("key", "value"):
             by_head = value.reshape(kv_heads, head_dim, *value.shape[1:])
             repeated[name] = np.repeat(by_head, group, axis=0).reshape(heads * head_dim, *value.shape[1:])
-        elif owner == "projection" and sharing == "none":  # E and F for each head
+        elif owner == "projection" and sharing == "none":  # E and F for each head, and the biases of `affine`
             repeated[name] = np.repeat(value, group, axis=Projection.kinds[projection].matrix_axis)
     return repeated
 

@@ -1,8 +1,8 @@
 """The projections E and F, one class for each kind.
 
-A projection turns the N tokens of an example into K rows, along the sequence. Dense projections (linear, random,
-dynamic) are matrices, which can be applied to tokens or to their keys and values. The others (conv, mean, max) pool
-the tokens.
+A projection turns the N tokens of an example into K rows, along the sequence. Dense projections (linear, affine,
+random, dynamic) are matrices, which can be applied to tokens or to their keys and values. The others (conv, mean, max)
+pool the tokens.
 
 Shapes: B batch, N length, K projected length, M matrices, W window, G key-value heads, C model size. There are no
 masks here: the real tokens of each example come first (`real_tokens_first`), then zeros. `lengths_B` is the number of
@@ -130,6 +130,10 @@ class Projection(ProjectionFacts, nn.Module):
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
+
+    def with_row_bias(self, keys_BGKD: Tensor, values_BGKD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the rows, after W_K and W_V, plus the biases of `affine`; unchanged for other kinds."""
+        return keys_BGKD, values_BGKD
 
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
         """E for the keys of one example, (N, G, K); for kinds whose `matrix_depends_on` is "length", only N matters."""
@@ -305,6 +309,29 @@ class LinearProjection(DenseProjection, kind="linear"):
     def extra_repr(self) -> str:
         sizes = f"max_length={self.max_length}, projected_length={self.projected_length}"
         return f"{sizes}, matrices={self.matrices}, rescale={self.rescale}"
+
+
+class AffineProjection(LinearProjection, kind="affine"):
+    """A learned matrix and a learned bias for each row, which is added to all features of its key and value.
+
+    `Eᵀ (X W_K) + b`, which is `nn.Linear(max_length, K)` along the sequence, as in `linformer-pytorch`.
+    """
+
+    def _register(self, weight: Tensor) -> None:
+        super()._register(weight)
+        self.bias = nn.Parameter(weight.new_empty(weight.shape[1:]))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.bias)
+
+    def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
+        return weight.detach().clone() if weight is self.bias else super().resized_weight(weight, max_length)
+
+    def with_row_bias(self, keys_BGKD: Tensor, values_BGKD: Tensor) -> tuple[Tensor, Tensor]:
+        # under autocast, the sum would have the precision of the bias
+        bias_MK1 = self.bias[..., None].to(keys_BGKD.dtype)
+        return keys_BGKD + bias_MK1[self.key_slice()], values_BGKD + bias_MK1[self.value_slice()]
 
 
 class RandomProjection(LinearProjection, kind="random"):
