@@ -337,11 +337,22 @@ def resolve_model_config(model: dict[str, Any]) -> "LinformerConfig":
     return LinformerConfig(**settings)
 
 
+def check_not_checkpointing(config: RunConfig) -> None:
+    """Raise for gradient checkpointing of reversible layers."""
+    if config.training.gradient_checkpointing:
+        raise UserError(
+            "training.gradient_checkpointing is true, but the layers of the model are reversible and keep no "
+            "activations that it could save; set it to false"
+        )
+
+
 def check_combinations(config: RunConfig) -> None:
     """Check keys that depend on each other."""
     training, data = config.training, config.data
     if training.epochs is not None and training.steps is not None:
         raise UserError("training.epochs and training.steps are both set; remove one of them, or set it to null")
+    if config.model.get("reversible"):
+        check_not_checkpointing(config)
     if data.path is None and data.generated is None:
         raise UserError("there is no data; set data.path to a file, a directory or a name on the Hub")
     if data.path is not None and data.generated is not None:
