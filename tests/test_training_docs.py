@@ -54,7 +54,7 @@ def test_the_features_list_the_shipped_configurations_and_the_commands():
     table = features.split("## Shipped configurations")[1].split("\n#")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == list(shipped_configs())
     table = features.split("## Commands")[1].split("\n#")[0]
-    commands = [command.callback.__name__ for command in app.registered_commands]
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands]
     assert re.findall(r"^\| `linformer (\w+)", table, flags=re.MULTILINE) == commands
 
 
