@@ -628,6 +628,14 @@ def test_slots_are_the_columns_of_e(save, sharing):
     }.get(sharing, "layer 1 (K=5)")
 
 
+def test_slots_of_a_layer_with_a_smaller_k_are_those_of_its_part_of_a_shared_e(save):
+    folder, model, _ = save(sharing="layerwise", projected_length=[6, 3])
+    panels = figures([folder], "slots")["slots"].axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["layer 1 (K=6)", "layer 2 (K=3)"]
+    pairs = model.model.projection.weight[:, 0].detach().unflatten(-1, (3, 2)).mean(dim=-1)
+    np.testing.assert_allclose(np.stack(list(curves(panels[1]).values()), axis=1), pairs.numpy(), atol=1e-9)
+
+
 def test_only_some_of_many_slots_are_shown_and_the_title_says_how_many(save):
     folder, model, _ = save(projected_length=39, num_hidden_layers=1)
     (axes,) = figures([folder], "slots")["slots"].axes
