@@ -21,7 +21,7 @@ from linformer_kit.models import attention_linformer
 from linformer_kit.models.plain_linformer import plain_attention
 
 pytestmark = pytest.mark.usefixtures("float64")
-DENSE = ("linear", "random", "dynamic")
+DENSE = ("linear", "affine", "random", "dynamic")
 SIZES = {"embed_dim": 12, "num_heads": 4, "max_length": 13, "projected_length": 3, "head_dim": 5, "num_kv_heads": 2}
 
 
@@ -141,7 +141,7 @@ def test_rescaling_keeps_the_keys_of_short_inputs_as_long_as_those_of_full_ones(
 
 @pytest.mark.parametrize(
     ("projection", "sharing", "rescale"),
-    [(*c, False) for c in COMBINATIONS if c[0] in ("linear", "random", "dynamic")]
+    [(*c, False) for c in COMBINATIONS if c[0] in ("linear", "affine", "random", "dynamic")]
     + [(*c, True) for c in COMBINATIONS if c[0] in ("linear", "random")],
 )
 @settings(max_examples=8)
@@ -295,7 +295,7 @@ def test_plan_is_the_cheapest_of_all_orders(
     K = {"conv": -(-N // window), "mean": min(rows, N), "max": min(rows, N), "none": N}.get(projection, rows)
     matrices = {"none": 2 * heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
     # keys, values, queries and outputs each in either order, the mixed ones too
-    if projection in ("linear", "random", "dynamic"):
+    if projection in ("linear", "affine", "random", "dynamic"):
         extra = matrices * N * C * K if projection == "dynamic" else 0
         sequence_first, features_first = N * K * C * max(1, matrices // 2) + K * C * GD, N * C * GD + N * K * GD
         costs = [extra + key + value for key, value in product((sequence_first, features_first), repeat=2)]
