@@ -141,8 +141,8 @@ def test_rescaling_keeps_the_keys_of_short_inputs_as_long_as_those_of_full_ones(
 
 @pytest.mark.parametrize(
     ("projection", "sharing", "rescale"),
-    [(*c, False) for c in COMBINATIONS if c[0] in ("linear", "affine", "random", "dynamic")]
-    + [(*c, True) for c in COMBINATIONS if c[0] in ("linear", "random")],
+    [(*c, False) for c in COMBINATIONS if c[0] in DENSE]
+    + [(*c, True) for c in COMBINATIONS if c[0] in ("linear", "affine", "random")],
 )
 @settings(max_examples=8)
 @given(data=st.data())
@@ -159,7 +159,7 @@ def test_every_order_of_the_products_agrees(projection, sharing, rescale, data):
             output, weights = layer(x, context, mask=mask, projection=shared, need_weights=True)
             fused = layer(x, context, mask=mask, projection=shared)
         assert_close(output, fused)
-        results.append((output, weights, *torch.autograd.grad(output.square().sum(), flatten_keys)))
+        results.append((output, weights, *torch.autograd.grad(output.square().sum(), [weights, *flatten_keys])))
     for other in results[1:]:
         for first, second in zip(results[0], other, strict=True):
             assert_close(first, second, rtol=1e-9, atol=1e-11)
@@ -295,7 +295,7 @@ def test_plan_is_the_cheapest_of_all_orders(
     K = {"conv": -(-N // window), "mean": min(rows, N), "max": min(rows, N), "none": N}.get(projection, rows)
     matrices = {"none": 2 * heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
     # keys, values, queries and outputs each in either order, the mixed ones too
-    if projection in ("linear", "affine", "random", "dynamic"):
+    if projection in DENSE:
         extra = matrices * N * C * K if projection == "dynamic" else 0
         sequence_first, features_first = N * K * C * max(1, matrices // 2) + K * C * GD, N * C * GD + N * K * GD
         costs = [extra + key + value for key, value in product((sequence_first, features_first), repeat=2)]

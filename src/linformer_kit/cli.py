@@ -340,6 +340,7 @@ def compare(
     model: Annotated[
         str | None, typer.Option(metavar="DIRECTORY", help="Run or saved model, whose encoder is measured.")
     ] = None,
+    num_layers: Annotated[int | None, typer.Option(help="Layers of a model.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens per batch; 0: as many as memory and time allow.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, …")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Time limit per call in seconds.")] = None,
@@ -355,7 +356,7 @@ def compare(
     flags = {
         **{"lengths": lengths, "projected_lengths": projected_lengths, "implementations": implementations},
         **{"subjects": subjects, "steps": steps, "backends": backends},
-        **{"model": model, "tokens": tokens, "device": device, "time_limit": time_limit},
+        **{"model": model, "num_layers": num_layers, "tokens": tokens, "device": device, "time_limit": time_limit},
     }
     with report_user_errors():
         from .bench.compare import run

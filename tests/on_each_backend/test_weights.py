@@ -186,6 +186,10 @@ def test_unsupported_models_raise_an_error(tmp_path):
         from_torch(make_torch_model("LinformerModel", is_decoder=True))
     with pytest.raises(ValueError, match=r"eos_token_id is \[2, 3\], but Keras models have one end_id"):
         from_torch(make_torch_model("LinformerForCausalLM", eos_token_id=[2, 3]))
+    for changes in ({"embedding_size": 6}, {"outer_norms": False}, {"reversible": True}, {"intermediate_size": 0}):
+        ((name, value),) = changes.items()
+        with pytest.raises(ValueError, match=f"{name} is {value}, but .*; use the PyTorch model"):
+            from_torch(make_torch_model("LinformerForMaskedLM", **changes))
     with pytest.raises(FileNotFoundError, match=r"has no model: there is neither config\.json nor model/config\.json"):
         from_torch(tmp_path)
     make_torch_model("LinformerForQuestionAnswering").save_pretrained(tmp_path)

@@ -59,6 +59,16 @@ CLASSIFIER_NAMES = {
     "pooling": "classifier_pooling",
     "classifier_dropout": "classifier_dropout",
 }
+# fields of LinformerConfig that Keras models do not have, with the value that they stand for
+FIXED = {
+    "embedding_size": None,
+    "outer_norms": True,
+    "reversible": False,
+    "decoder_vocab_size": None,
+    "decoder_hidden_size": None,
+    "decoder_num_attention_heads": None,
+    "decoder_intermediate_size": None,
+}
 # options that do not affect the weights
 CHANGEABLE = (
     *("dropout", "attention_dropout", "classifier_dropout", "classifier_activation", "pad_id", "start_id", "end_id"),
@@ -239,6 +249,7 @@ def from_torch(source: Any, **changes: Any) -> Any:
         raise ValueError(
             "a LinformerModel with is_decoder=True has no Keras counterpart; convert the LinformerForCausalLM around it"
         )
+    check_supported(config)
     options = {name: getattr(config, field) for name, field in NAMES.items()}
     if options["projection"] == "none":
         options |= {"projection": "linear", "full_attn": True, "rescale": False}
@@ -254,6 +265,21 @@ def from_torch(source: Any, **changes: Any) -> Any:
     head_dim = config.head_dim or config.hidden_size // heads
     assign(model, repeat_kv_heads(weights, heads, kv_heads, head_dim, config.sharing, config.projection))
     return model
+
+
+def check_supported(config: Any) -> None:
+    """Raise for options of PyTorch models that Keras models do not have."""
+    for field, value in FIXED.items():
+        is_default = field == "embedding_size" and config.embedding_width == config.hidden_size
+        if getattr(config, field) != value and not is_default:
+            raise ValueError(
+                f"{field} is {getattr(config, field)!r}, but Keras models have no such option (they compute with "
+                f"{field}={value!r}), so the weights would give other outputs; use the PyTorch model"
+            )
+    if not config.intermediate_size:
+        raise ValueError(
+            "intermediate_size is 0, but layers of Keras models always have a feed-forward; use the PyTorch model"
+        )
 
 
 def attention_options(layer: Any) -> dict[str, Any]:

@@ -406,8 +406,10 @@ class LinformerAttention(MultiHeadLayer):
         values_BHKD = self._for_every_head(context.values_BGKD)
         folded_values_BHKC = torch.einsum("bhkd,chd->bhkc", values_BHKD, self.output.weight.unflatten(1, heads))
         dropout, bias = self._dropout_now(), self.output.bias
-        if bias is not None and not dropout:
-            # the weights of a head sum to 1, so a bias on the values of one head is a bias on the output, at no cost
+        bias_is_folded = not dropout and not need_weights
+        if bias is not None and bias_is_folded:
+            # the weights of a head sum to 1, so a bias on the values of one head is a bias on the output, at no cost;
+            # but the gradient of the weights would contain it
             folded_values_BHKC[:, 0] += bias
         folded_bias_B1F, folded_values_BFC = folded_bias_BHK.flatten(1)[:, None], folded_values_BHKC.flatten(1, 2)
 
@@ -416,11 +418,12 @@ class LinformerAttention(MultiHeadLayer):
         ) -> tuple[Tensor, Tensor | None]:
             scores_BLF = torch.baddbmm(folded_bias_B1F[examples], x_BLC, folded_keys_BFC[examples].transpose(1, 2))
             weights_BLHK = scores_BLF.unflatten(-1, (self.num_heads, -1)).softmax(dim=-1).to(folded_values_BFC.dtype)
-            output_BLC = torch.bmm(
-                functional.dropout(weights_BLHK, dropout).flatten(2), folded_values_BFC[examples], out=out
-            )
-            if bias is not None and dropout:
+            # the output is computed from the returned tensor itself, so that it has a gradient
+            weights_BHLK = weights_BLHK.transpose(1, 2)
+            weights_BLF = functional.dropout(weights_BHLK.transpose(1, 2), dropout).flatten(2)
+            output_BLC = torch.bmm(weights_BLF, folded_values_BFC[examples], out=out)
+            if bias is not None and not bias_is_folded:
                 output_BLC += bias
-            return output_BLC, weights_BLHK.transpose(1, 2) if need_weights else None
+            return output_BLC, weights_BHLK if need_weights else None
 
         return attend

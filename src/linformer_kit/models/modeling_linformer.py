@@ -35,7 +35,14 @@ from .configuration_linformer import LinformerConfig
 from .encoder_linformer import Attended, feed_forward
 from .multihead_linformer import MultiHeadLayer
 from .options_linformer import CHECKPOINTING_OF_REVERSIBLE, positive_integer
-from .projection_linformer import Projection, at_least_float32, make_projection, real_tokens_first, repeated_rows
+from .projection_linformer import (
+    Projection,
+    at_least_float32,
+    is_static,
+    make_projection,
+    real_tokens_first,
+    repeated_rows,
+)
 from .reversible_linformer import Sublayer, can_recompute, reversible
 from .validation_linformer import (
     can_read_values,
@@ -271,14 +278,11 @@ class LinformerLayer(GradientCheckpointingLayer):
         return sublayers
 
     def _attend(self, x_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused) -> Attended:
+        options = {"mask": mask_BN, "projection": projection, "need_weights": need_weights, "fused": fused}
         if past is None:
-            options = {"projection": projection, "need_weights": need_weights, "fused": fused}
-            output = self.attention(x_BNC, mask=mask_BN, **options)
+            output = self.attention(x_BNC, **options)
             return output if need_weights else (output, None)
-        attention = cast(CausalLinformerAttention, self.attention)
-        output_BNC, weights, past.past = attention.advance(x_BNC, past.past, mask_BN, projection, need_weights, fused)
-        past.tokens += x_BNC.shape[1]
-        return output_BNC, weights
+        return past.advance(cast(CausalLinformerAttention, self.attention), x_BNC, **options)
 
     def _attend_to_source(
         self, x_BNC, source_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused
@@ -455,11 +459,13 @@ class LinformerModel(LinformerPreTrainedModel):
         batch, length = words_BNC.shape[:2]
         past = self._past(past_key_values, use_cache)
         seen = 0 if past is None else past.get_seq_length()
-        self._check_length(seen + length)
+        is_counted = is_static(seen)  # not in exported graphs, where it is a tensor
+        self._check_length(seen + length if is_counted else length)
         mask_BN = None
         if attention_mask is not None:
             # a prompt that is processed in pieces may start with a piece of padding
-            shape, is_piece = (batch, seen + length), past_key_values is not None
+            columns = seen + length if is_counted else attention_mask.shape[1]
+            shape, is_piece = (batch, columns), past_key_values is not None
             mask_BN = padding_mask("attention_mask", attention_mask, shape, words_BNC.device, allow_empty=is_piece)
         if position_ids is None:
             position_ids = self._positions(mask_BN, seen, length, words_BNC.device)
@@ -467,15 +473,15 @@ class LinformerModel(LinformerPreTrainedModel):
             self._check_positions(position_ids, batch, length, attention_mask)
         if token_type_ids is not None:
             check_indices("token_type_ids", token_type_ids, max(1, self.config.type_vocab_size), batch, length)
-        if mask_BN is not None and seen:
-            mask_BN = padding_mask(
-                "attention_mask", mask_BN[:, seen:], (batch, length), words_BNC.device, allow_empty=True
-            )
+        if mask_BN is not None and not (is_counted and seen == 0):
+            new_BN = mask_BN[:, mask_BN.shape[1] - length :]
+            mask_BN = padding_mask("attention_mask", new_BN, (batch, length), words_BNC.device, allow_empty=True)
         source_mask_BN = None
         if encoder_attention_mask is not None and encoder_hidden_states is not None:
             sizes, device = encoder_hidden_states.shape[:2], words_BNC.device
             source_mask_BN = padding_mask("encoder_attention_mask", encoder_attention_mask, sizes, device)
-        if (encoder_hidden_states is None) is self.config.add_cross_attention:
+        has_source = encoder_hidden_states is not None or (past is not None and past.has_source)
+        if has_source is not self.config.add_cross_attention:
             raise ValueError(
                 f"encoder_hidden_states is {'missing' if encoder_hidden_states is None else 'given'} but "
                 f"add_cross_attention is {self.config.add_cross_attention}; a decoder with cross-attention needs "
@@ -573,8 +579,8 @@ class LinformerModel(LinformerPreTrainedModel):
     def _positions(mask_BN: Tensor | None, seen: int, length: int, device: torch.device) -> Tensor:
         """The position of a token is its rank among the real tokens, so padding may be anywhere."""
         if mask_BN is None:
-            return torch.arange(seen, seen + length, device=device)[None]
-        return (mask_BN.long().cumsum(dim=1) - 1).clamp(min=0)[:, seen:]
+            return (seen + torch.arange(length, device=device))[None]
+        return (mask_BN.long().cumsum(dim=1) - 1).clamp(min=0)[:, mask_BN.shape[1] - length :]
 
 
 class LinformerHead(nn.Module):

@@ -111,7 +111,10 @@ class LinformerSeq2SeqModel(LinformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqModelOutput:
-        """`encoder_outputs`, returned by an earlier call, skip the encoder."""
+        """`encoder_outputs`, returned by an earlier call, skip the encoder.
+
+        With `past_key_values`, which hold the projected source, only the inputs of the decoder are needed.
+        """
         # encoder and decoder have their own configurations, but this one decides which outputs to return
         kwargs.setdefault("output_attentions", self.config.output_attentions)
         kwargs.setdefault("output_hidden_states", self.config.output_hidden_states)
@@ -119,7 +122,9 @@ class LinformerSeq2SeqModel(LinformerPreTrainedModel):
             raise ValueError(
                 "the decoder has no input: pass labels, decoder_input_ids or decoder_inputs_embeds, or call generate"
             )
-        if encoder_outputs is None:
+        if encoder_outputs is None and input_ids is None and getattr(past_key_values, "has_source", False):
+            encoder_outputs = BaseModelOutput()
+        elif encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
             )
@@ -269,7 +274,8 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
     ) -> Seq2SeqLMOutput:
         """`labels` (B, T) is the target, -100 at ignored tokens; by default, the decoder's inputs are made from it.
 
-        `encoder_outputs`, returned by an earlier call, skip the encoder.
+        `encoder_outputs`, returned by an earlier call, skip the encoder. With `past_key_values` of an earlier call,
+        which hold the projected source, only the decoder's inputs are needed.
         """
         if use_cache is None:
             use_cache = self.config.use_cache and labels is None

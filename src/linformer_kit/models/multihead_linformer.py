@@ -29,11 +29,16 @@ def softmax_attention(
     """
     if fused and not need_weights:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=present, dropout_p=dropout), None
+    weights = softmax_weights(query, keys, present)
+    return F.dropout(weights, dropout) @ values, weights if need_weights else None
+
+
+def softmax_weights(query: Tensor, keys: Tensor, present: Tensor | None) -> Tensor:
+    """`softmax(query keysᵀ / √D)`, (..., L, K)."""
     scores = query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])
     if present is not None:
         scores = scores.masked_fill(~present, -torch.inf)
-    weights = scores.softmax(dim=-1).to(values.dtype)
-    return F.dropout(weights, dropout) @ values, weights if need_weights else None
+    return scores.softmax(dim=-1).to(keys.dtype)
 
 
 def is_plain_linear(linear: nn.Module) -> bool:

@@ -185,7 +185,7 @@ CHANGEABLE_MODEL_FIELDS = {
 # fields of LinformerConfig that are derived, and from what
 DERIVED_FIELDS = {
     "vocab_size": "the tokenizer",
-    "decoder_vocab_size": "the tokenizer",
+    "decoder_vocab_size": "the tokenizer of both sides",
     "pad_token_id": "the tokenizer",
     "bos_token_id": "the tokenizer",
     "eos_token_id": "the tokenizer",
