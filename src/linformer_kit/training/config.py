@@ -121,7 +121,7 @@ class TrainingConfig:
     accumulate: Annotated[int, "gradient accumulation: number of forward and backward passes per step", AT_LEAST_1] = 1
     learning_rate: Annotated[float, "maximum learning rate", POSITIVE] = 5e-4
     projection_rate: Annotated[
-        float, "learning rate of a learned E (`projection: linear`), relative to `learning_rate`", POSITIVE
+        float, "learning rate of a learned E (`projection: linear` or `affine`), relative to `learning_rate`", POSITIVE
     ] = 0.1
     schedule: Annotated[Literal["cosine", "linear", "constant"], "decay of the learning rate after the warmup"] = (
         "cosine"
