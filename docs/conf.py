@@ -39,7 +39,10 @@ NAVIGATION = {
         *("docs/classification", "docs/masked-lm", "docs/causal-lm", "docs/translation", "docs/denoising"),
         *("docs/configuration", "docs/distributed", "docs/reproducibility"),
     ],
-    "Models": ["docs/encoders", "docs/encoder-decoder", "docs/keras", "docs/keras-multiheadattention", "docs/api"],
+    "Models": [
+        *("docs/encoders", "docs/encoder-decoder", "docs/switching"),
+        *("docs/keras", "docs/keras-multiheadattention", "docs/api"),
+    ],
     "Measure": [
         *("docs/compare", "docs/study", "docs/plots", "docs/spectrum"),
         *("docs/benchmarks", "docs/results", "docs/log"),

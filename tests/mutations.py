@@ -1,4 +1,4 @@
-"""Sixty small bugs, and whether the tests notice them: `make mutations`, or `python tests/mutations.py`.
+"""Small bugs, and whether the tests notice them: `make mutations`, or `python tests/mutations.py`.
 
 Each mutation replaces one snippet of the source in a copy of the package and runs the tests that should fail. Use it
 after removing or merging tests: as many mutations must be caught afterwards as before.
@@ -57,11 +57,12 @@ class Mutation(NamedTuple):
 ATTENTION, PADDING = "tests/test_attention.py", "tests/test_padding.py"
 CAUSAL, MODELS = "tests/test_causal.py", "tests/test_models.py"
 PROJECTION, GENERATION = "tests/test_projection.py", "tests/test_generation.py"
+REVERSIBLE = "tests/test_reversible.py"
 PARTS, COMPARE = "tests/test_training_parts.py", "tests/test_compare.py"
 CHECKPOINTS = "tests/test_training_checkpoints.py"
 BENCH = "tests/test_measure.py tests/test_bench.py"  # those of them that exist
 SPECTRUM, PLOT, REPORT, DEMO = (f"tests/test_{name}.py" for name in ("spectrum", "plot", "report", "demo"))
-KERAS = "tests/on_each_backend"
+KERAS, IMPORT = "tests/on_each_backend", "tests/test_import.py"
 
 MUTATIONS = [
     # models
@@ -76,8 +77,8 @@ MUTATIONS = [
     Mutation(
         "values projected with E instead of F",
         "models/attention_linformer.py",
-        "self._project_rows(self.value, rows_BMKC[:, projection.value_slice()])",
-        "self._project_rows(self.value, rows_BMKC[:, projection.key_slice()])",
+        "key_rows, value_rows = rows_BMKC[:, E], rows_BMKC[:, F]",
+        "key_rows, value_rows = rows_BMKC[:, E], rows_BMKC[:, E]",
         ATTENTION,
         "reference",
     ),
@@ -100,10 +101,42 @@ MUTATIONS = [
     Mutation(
         "the output bias is added twice when dropout is active",
         "models/attention_linformer.py",
-        "if bias is not None and not dropout:",
+        "if bias is not None and bias_is_folded:",
         "if bias is not None:",
         ATTENTION,
         "dropout",
+    ),
+    Mutation(
+        "separate values are projected with E instead of F",
+        "models/attention_linformer.py",
+        "value_rows = projection.part(F)(value_BNC, lengths_B).rows_BMKC",
+        "value_rows = projection.part(E)(value_BNC, lengths_B).rows_BMKC",
+        ATTENTION,
+        "separate",
+    ),
+    Mutation(
+        "a given projection is cut to its first columns, which see only the beginning",
+        "models/projection_linformer.py",
+        "return neighbor_means(weight, projected_length)",
+        "return weight[..., :projected_length]",
+        f"{ATTENTION} tests/test_projection.py",
+        "given or cut",
+    ),
+    Mutation(
+        "returned weights of the folded order are not those the output is computed from",
+        "models/attention_linformer.py",
+        "functional.dropout(weights_BHLK.transpose(1, 2), dropout)",
+        "functional.dropout(weights_BLHK, dropout)",
+        ATTENTION,
+        "every_order",
+    ),
+    Mutation(
+        "the cache of a graph loses the last token of an open block",
+        "models/causal_linformer.py",
+        "most = int(still_open.max()) if max_length is None else self.block_length - 1",
+        "most = int(still_open.max()) if max_length is None else self.block_length - 2",
+        CAUSAL,
+        "fixed_size",
     ),
     Mutation(
         "padding is projected as it is instead of as zeros",
@@ -218,8 +251,8 @@ MUTATIONS = [
     Mutation(
         "cross-attention takes the projected length of the first layer",
         "models/modeling_linformer_seq2seq.py",
-        "projected_length=config.projected_lengths[-1]",
-        "projected_length=config.projected_lengths[0]",
+        '"projected_length": config.projected_lengths[-1]',
+        '"projected_length": config.projected_lengths[0]',
         MODELS,
         "(formulas or parameters) and ConditionalGeneration",
     ),
@@ -606,6 +639,95 @@ MUTATIONS = [
         "if keys.count(key) > 2:",
         "tests/test_training_parts.py",
         "means_nothing or twice or file_that or invalid",
+    ),
+    Mutation(
+        "dropout of reversible layers is not replayed",
+        "models/reversible_linformer.py",
+        "            with random.restored():\n",
+        "            with torch.no_grad():\n",
+        REVERSIBLE,
+        "gradients_of_models",
+    ),
+    Mutation(
+        "the gradient of a shared projection is that of one layer",
+        "models/reversible_linformer.py",
+        "gradient if known is None else known + gradient",
+        "gradient",
+        REVERSIBLE,
+        "gradients_are",
+    ),
+    Mutation(
+        "hooks of parameters run inside of the reversible backward pass, too",
+        "models/reversible_linformer.py",
+        "        one.clear()\n",
+        "        pass\n",
+        REVERSIBLE,
+        "adapters",
+    ),
+    Mutation(
+        "a shared projection has the rows of the first layer",
+        "models/encoder_linformer.py",
+        "projected_length=max(lengths)",
+        "projected_length=lengths[0]",
+        "tests/test_encoder.py",
+        "parts_of_a_shared",
+    ),
+    Mutation(
+        "a decoder with its own vocabulary is tied to the encoder",
+        "models/modeling_linformer_seq2seq.py",
+        "self.config.decoder_vocab_size is None and len(widths) == 1",
+        "len(widths) == 1",
+        "tests/test_seq2seq.py",
+        "tied",
+    ),
+    Mutation(
+        "a loaded encoder makes the encoder-decoder save the names of the encoder",
+        "models/modeling_linformer_seq2seq.py",
+        "        if is_mapped:  # otherwise",
+        "        if False:  # otherwise",
+        "tests/test_seq2seq.py",
+        "checkpoint",
+    ),
+    # convert
+    Mutation(
+        "values with the bias of E instead of F",
+        "models/projection_linformer.py",
+        "values_BGKD + bias_MK1[self.value_slice()]",
+        "values_BGKD + bias_MK1[self.key_slice()]",
+        IMPORT,
+        "test_the_layer",
+    ),
+    Mutation(
+        "the inner bias of w_o_intermediate_dim is lost",
+        "convert/packages.py",
+        'second[".weight"] @ first[".bias"] + second[".bias"]',
+        'second[".bias"]',
+        IMPORT,
+        "test_the_layer",
+    ),
+    Mutation(
+        "fairseq's position table without its last rows instead of its first",
+        "convert/packages.py",
+        "positions[unused:]",
+        "positions[:-unused]",
+        IMPORT,
+        "test_the_language_model",
+    ),
+    Mutation(
+        "each layer gets its own copy of a matrix that all layers share",
+        "convert/weights.py",
+        'return "layerwise" if len(layers) > 1',
+        'return "kv" if len(layers) > 1',
+        IMPORT,
+        "language_model",
+    ),
+    Mutation(
+        "files are unpickled",
+        "convert/tensor_files.py",
+        "weights_only=True)",
+        "weights_only=False)",
+        IMPORT,
+        "files_that_hold",
     ),
 ]
 

@@ -38,44 +38,53 @@ def affine(linear):
     return reference.Affine(numpy(linear.weight), numpy(linear.bias))
 
 
-def rows_function(projection, matrix):
-    """The reference of one matrix (E or F, of one head or all) of a projection."""
+def rows_function(projection, matrix, projected_length):
+    """The reference of one matrix (E or F, of one head or all) of a projection, cut to `projected_length` rows."""
+    weight = numpy(getattr(projection, "weight", None))
+    if projection.kind in reference.CUTS:
+        weight = reference.CUTS[projection.kind](weight, projected_length)
     return partial(
         reference.ROWS[projection.kind],
-        weight=numpy(getattr(projection, "weight", None)),
+        weight=weight,
         matrix=matrix,
-        projected_length=projection.options["projected_length"],
+        projected_length=projected_length,
         rescale=projection.options["rescale"],
     )
 
 
 def reference_layer(layer, shared=None):
     """A layer converted for the reference."""
-    projection, heads = layer.projection or shared, layer.num_kv_heads
+    projection, heads = shared or layer.projection, layer.num_kv_heads
     # the numbers of the matrices: for the keys of each key-value head, then for their values
     numbers = {1: [0] * 2 * heads, 2: [0] * heads + [1] * heads, 2 * heads: list(range(2 * heads))}[projection.matrices]
-    if layer.sharing != "none" and projection.matrices == 2:  # with one head, 2 and 2G are the same number
+    # with one head, 2 and 2G are the same number
+    if projection.options["sharing"] != "none" and projection.matrices == 2:
         numbers = [0] * heads + [1] * heads
-    functions = [rows_function(projection, number) for number in numbers]
+    functions = [rows_function(projection, number, layer.projected_length) for number in numbers]
+    bias_MK = None
+    if projection.kind == "affine":
+        bias_MK = reference.CUTS["affine"](numpy(projection.bias), layer.projected_length)
     return reference.Layer(
         *(affine(linear) for linear in (layer.query, layer.key, layer.value, layer.output)),
         num_heads=layer.num_heads,
         head_dim=layer.head_dim,
         key_rows=functions[:heads],
         value_rows=functions[heads:],
+        key_bias=() if bias_MK is None else list(bias_MK[numbers[:heads]]),
+        value_bias=() if bias_MK is None else list(bias_MK[numbers[heads:]]),
     )
 
 
-def reference_output(layer, x, context=None, mask=None, shared=None):
+def reference_output(layer, x, context=None, mask=None, shared=None, value=None):
     """The outputs of the reference for a padded batch: one example at a time, reduced to its real tokens."""
     if context is None:  # queries at padding are zero
         context = x = x if mask is None else x.masked_fill(~mask[..., None], 0)
     outputs = []
     for example in range(len(x)):
-        tokens = context[example] if mask is None else context[example][mask[example]]
-        outputs.append(
-            torch.from_numpy(
-                reference.linformer_attention(numpy(x[example]), numpy(tokens), reference_layer(layer, shared))[0]
-            )
+        real = slice(None) if mask is None else mask[example]
+        tokens, values = context[example][real], None if value is None else numpy(value[example][real])
+        output, _ = reference.linformer_attention(
+            numpy(x[example]), numpy(tokens), reference_layer(layer, shared), values
         )
+        outputs.append(torch.from_numpy(output))
     return torch.stack(outputs)

@@ -21,6 +21,7 @@ from linformer_kit.models import attention_linformer
 from linformer_kit.models.plain_linformer import plain_attention
 
 pytestmark = pytest.mark.usefixtures("float64")
+DENSE = ("linear", "affine", "random", "dynamic")
 SIZES = {"embed_dim": 12, "num_heads": 4, "max_length": 13, "projected_length": 3, "head_dim": 5, "num_kv_heads": 2}
 
 
@@ -140,8 +141,8 @@ def test_rescaling_keeps_the_keys_of_short_inputs_as_long_as_those_of_full_ones(
 
 @pytest.mark.parametrize(
     ("projection", "sharing", "rescale"),
-    [(*c, False) for c in COMBINATIONS if c[0] in ("linear", "random", "dynamic")]
-    + [(*c, True) for c in COMBINATIONS if c[0] in ("linear", "random")],
+    [(*c, False) for c in COMBINATIONS if c[0] in DENSE]
+    + [(*c, True) for c in COMBINATIONS if c[0] in ("linear", "affine", "random")],
 )
 @settings(max_examples=8)
 @given(data=st.data())
@@ -158,10 +159,92 @@ def test_every_order_of_the_products_agrees(projection, sharing, rescale, data):
             output, weights = layer(x, context, mask=mask, projection=shared, need_weights=True)
             fused = layer(x, context, mask=mask, projection=shared)
         assert_close(output, fused)
-        results.append((output, weights, *torch.autograd.grad(output.square().sum(), flatten_keys)))
+        results.append((output, weights, *torch.autograd.grad(output.square().sum(), [weights, *flatten_keys])))
     for other in results[1:]:
         for first, second in zip(results[0], other, strict=True):
             assert_close(first, second, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_a_context_of_another_width_gives_the_keys_and_values(projection, sharing):
+    layer = LinformerAttention(**SIZES, projection=projection, sharing=sharing, context_dim=7)
+    shared = None if layer.shared_projection_options is None else make_projection(**layer.shared_projection_options)
+    randomize(layer, *([] if shared is None else [shared]))
+    assert layer.key.in_features == layer.value.in_features == 7
+    assert layer.query.in_features == layer.output.out_features == 12
+    x, context, mask = torch.randn(2, 5, 12), torch.randn(2, 9, 7), padding(9, [9, 4])
+    expected = reference_output(layer, x, context, mask, shared)
+    for keys in ("sequence first", "features first") if projection in DENSE else ("sequence first",):
+        with orders(keys, "per head"):
+            assert_close(layer(x, context, mask=mask, projection=shared), expected)
+    assert_close(plain_attention(layer, x, context, shared), layer(x, context, projection=shared))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_separate_keys_and_values_equal_the_reference(projection, sharing, masked):
+    layer, shared = build(projection, sharing, rescale=projection == "linear")
+    x, key, value = torch.randn(2, 5, 12), torch.randn(2, 9, 12), torch.randn(2, 9, 12)
+    mask = padding(9, [4, 9]) if masked else None
+    leaves = [key.requires_grad_(), value.requires_grad_(), *layer.parameters()]
+    leaves += [] if shared is None else list(shared.parameters())
+    expected = reference_output(layer, x, key, mask, shared, value)
+    for keys in ("sequence first", "features first") if projection in DENSE else ("sequence first",):
+        with orders(keys, "per head"):
+
+            def output(*_):
+                return layer(x, key, value=value, mask=mask, projection=shared)
+
+            assert_close(output(), expected, rtol=1e-9, atol=1e-11)
+            assert torch.autograd.gradcheck(output, leaves, fast_mode=True)
+    same = layer(x, key, value=key, mask=mask, projection=shared)
+    assert_close(same, layer(x, key, mask=mask, projection=shared))
+    assert_close(layer(x, x, value=value[:, :5], projection=shared), layer(x, value=value[:, :5], projection=shared))
+
+
+def test_separate_keys_and_values_equal_multi_head_attention_without_a_projection():
+    theirs = torch.nn.MultiheadAttention(12, 4, kdim=7, vdim=7, batch_first=True)
+    randomize(theirs)
+    ours = LinformerAttention(12, 4, projection="none", context_dim=7)
+    bias = theirs.in_proj_bias.chunk(3)
+    parts = zip(("query", "key", "value"), bias, strict=True)
+    weights = {f"{name}.weight": getattr(theirs, f"{name[0]}_proj_weight") for name in ("query", "key", "value")}
+    outputs = {f"output.{name}": value for name, value in theirs.out_proj.state_dict().items()}
+    ours.load_state_dict({**weights, **outputs, **{f"{name}.bias": value for name, value in parts}})
+    x, key, value, mask = torch.randn(2, 5, 12), torch.randn(2, 9, 7), torch.randn(2, 9, 7), padding(9, [9, 4])
+    expected, weights = theirs(x, key, value, key_padding_mask=~mask, average_attn_weights=False)
+    assert_close(ours(x, key, value=value, mask=mask, need_weights=True), (expected, weights))
+
+
+@pytest.mark.parametrize(
+    ("projection", "sharing", "rows"),
+    [(*c, rows) for c in COMBINATIONS for rows in (3, 7, 12) if rows == 3 or c[0] not in ("conv", "none")],
+)
+def test_a_given_projection_replaces_that_of_the_layer(projection, sharing, rows):
+    """It may have more rows than the layer, whose own projection is of another kind and sharing."""
+    layer, _ = build("dynamic" if projection == "linear" else "linear", "headwise")
+    options = {"embed_dim": 12, "max_length": 13, "projected_length": rows, "sharing": sharing, "num_kv_heads": 2}
+    given = randomize(make_projection(projection, **options))
+    x, mask = torch.randn(2, 9, 12), padding(9, [9, 4])
+    output, weights = layer(x, mask=mask, projection=given, need_weights=True)
+    assert_close(output, reference_output(layer, x, mask=mask, shared=given))
+    assert weights.shape == (2, 4, 9, {"none": 9, "conv": 2}.get(projection, 3))
+    assert layer.plan(9, projection=given).multiply_adds > 0
+    assert not torch.allclose(output, layer(x, mask=mask))
+    for parameter in given.parameters():
+        assert torch.autograd.gradcheck(
+            lambda *_: layer(x, mask=mask, projection=given), parameter, fast_mode=True, check_batched_grad=False
+        )
+
+
+def test_a_given_projection_is_cut_after_rescaling_in_both_key_orders():
+    layer, _ = build("linear", "headwise")
+    options = {"embed_dim": 12, "max_length": 13, "projected_length": 7, "rescale": True}
+    given = randomize(make_projection("linear", **options))
+    x, mask = torch.randn(2, 9, 12), padding(9, [9, 4])
+    for keys in ("sequence first", "features first"):
+        with orders(keys, "per head"):
+            assert_close(layer(x, mask=mask, projection=given), reference_output(layer, x, mask=mask, shared=given))
 
 
 @pytest.mark.parametrize("queries", ["per head", "folded"])
@@ -212,7 +295,7 @@ def test_plan_is_the_cheapest_of_all_orders(
     K = {"conv": -(-N // window), "mean": min(rows, N), "max": min(rows, N), "none": N}.get(projection, rows)
     matrices = {"none": 2 * heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
     # keys, values, queries and outputs each in either order, the mixed ones too
-    if projection in ("linear", "random", "dynamic"):
+    if projection in DENSE:
         extra = matrices * N * C * K if projection == "dynamic" else 0
         sequence_first, features_first = N * K * C * max(1, matrices // 2) + K * C * GD, N * C * GD + N * K * GD
         costs = [extra + key + value for key, value in product((sequence_first, features_first), repeat=2)]

@@ -1,5 +1,6 @@
 """The block-causal layer: no leak, any length, the same outputs step by step."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from oracle import COMBINATIONS, numpy, randomize, reference_layer
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from linformer_kit import CausalLinformerAttention, make_projection, reference
 from linformer_kit.models import causal_linformer
@@ -57,6 +59,20 @@ def test_the_layer_equals_the_plain_form(projection, sharing, length):
     expected = plain_causal_attention(layer, x, shared)
     for fused in (True, False):
         assert_close(layer(x, projection=shared, fused=fused), expected)
+
+
+@pytest.mark.parametrize(("projection", "sharing"), [c for c in COMBINATIONS if c[0] != "none"])
+def test_a_given_projection_replaces_that_of_the_layer(projection, sharing):
+    layer, _ = build("dynamic" if projection == "linear" else "linear")
+    options = {"embed_dim": 8, "max_length": 4, "projected_length": 2 if projection == "conv" else 4}
+    given = randomize(make_projection(projection, **options, sharing=sharing, num_kv_heads=2))
+    x = torch.randn(2, 11, 8)
+    expected = [reference.causal_linformer_attention(numpy(example), reference_layer(layer, given), 4) for example in x]
+    whole = layer(x, projection=given)
+    assert_close(whole, torch.from_numpy(np.array(expected)))
+    start, cache = layer.step(x[:, :6], projection=given)
+    rest, _ = layer.step(x[:, 6:], cache, projection=given)
+    assert_close(torch.cat([start, rest], dim=1), whole)
 
 
 @pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
@@ -119,6 +135,26 @@ def test_stepping_with_padded_examples_equals_each_alone(combination, block_leng
         real = mask[example]
         if real.any():
             assert_close(stepped[example, real], layer(x[example : example + 1, real], projection=shared)[0])
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_a_cache_of_fixed_size_gives_the_same_outputs_and_keeps_its_shapes(projection, sharing, masked):
+    layer, shared = build(projection, sharing)
+    pieces = [torch.randn(3, length, 8) for length in (6, 1, 1, 1, 5, 1, 9)]
+    cache = fixed = None
+    shapes = set()
+    for x in pieces:
+        mask = torch.rand(3, x.shape[1]) > 0.4 if masked else None
+        expected, cache = layer.step(x, cache, mask=mask, projection=shared)
+        output, _, fixed = layer.advance(x, fixed, mask, shared, max_length=24)
+        if masked:
+            output, expected = output[mask], expected[mask]
+        assert_close(output, expected)
+        shapes.add(tuple(tensor.shape for tensor in tree_leaves(fixed)))
+    slots = cache.sizes["slots"]
+    assert shapes == {((3, 6 * slots, 6),) * 2 + ((3, 3, 8), (3, 3, 6), (3, 3, 6), (3,))}
+    assert torch.equal(fixed.seen, torch.zeros(3, dtype=torch.long) + cache.seen)
 
 
 def test_left_padded_prompts_continue_token_by_token():
@@ -206,6 +242,26 @@ def test_weights_sum_to_one_and_have_a_column_for_each_summary_and_token(masked)
         own = weights[example][:, real[example]][..., 4:][..., real[example]]
         assert ((own > 0) == ((block[:, None] == block) & (places <= places[:, None]))).all()
         assert ((weights[example][:, real[example]][..., :4] > 0) == (torch.arange(4) // 2 < block[:, None])).all()
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_the_output_is_computed_from_the_weights(projection, sharing, masked):
+    """In whole sequences and in steps, the output and the gradients are those without weights."""
+    layer, shared = build(projection, sharing)
+    x, mask = torch.randn(2, 11, 8, requires_grad=True), torch.rand(2, 11) > 0.3 if masked else None
+    cache = None
+    for part in (slice(0, 6), slice(6, 11)):
+        piece, real = x[:, part], None if mask is None else mask[:, part]
+        expected, _, _ = layer.advance(piece, cache, real, shared)
+        output, weights, cache = layer.advance(piece, cache, real, shared, need_weights=True)
+        assert_close(output, expected)
+        gradients = [torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (output, expected)]
+        assert_close(*gradients)
+        # the output is linear in the weights
+        direction = torch.randn_like(output)
+        (gradient,) = torch.autograd.grad(output, weights, direction, retain_graph=True)
+        assert_close((gradient * weights).sum(), ((output - layer.output.bias) * direction).sum())
 
 
 @pytest.mark.parametrize("block_length", [3, 50, 200])

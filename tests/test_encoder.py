@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracle import COMBINATIONS, randomize
 from torch.testing import assert_close
 
-from linformer_kit import LinformerEncoder
+from linformer_kit import LinformerAttention, LinformerEncoder
 
 pytestmark = pytest.mark.usefixtures("float64")
 SIZES = {"embed_dim": 8, "num_heads": 2, "depth": 3, "max_length": 12, "projected_length": 4}
@@ -28,7 +28,7 @@ def by_hand(encoder, x, norm_first, feed_forward):
             x = layer.attention_norm(x + layer.attention(x, projection=encoder.projection))
             if activation:
                 x = layer.feed_forward_norm(x + layer.feed_forward.outer(activation(layer.feed_forward.inner(x))))
-    return encoder.norm(x) if norm_first else x
+    return x if encoder.norm is None else encoder.norm(x)
 
 
 @pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
@@ -43,6 +43,16 @@ def test_the_stack_equals_its_layers_applied_in_turn(norm_first, feed_forward, s
     )
     x = torch.randn(2, 10, 8)
     assert_close(encoder(x), by_hand(encoder, x, norm_first, feed_forward))
+
+
+def test_the_final_norm_can_be_left_out():
+    for norm_first, final_norm, has_norm in [(True, None, True), (True, False, False), (False, False, False)]:
+        encoder = randomize(LinformerEncoder(**SIZES, norm_first=norm_first, final_norm=final_norm))
+        assert (encoder.norm is not None) is has_norm
+        x = torch.randn(2, 10, 8)
+        assert_close(encoder(x), by_hand(encoder, x, norm_first, "gelu"))
+    with pytest.raises(ValueError, match="final_norm=True with norm_first=False"):
+        LinformerEncoder(**SIZES, norm_first=False, final_norm=True)
 
 
 @pytest.mark.parametrize("feed_forward", ["gelu", "relu", "gated", "none"])
@@ -107,6 +117,22 @@ def test_one_projected_length_per_layer():
     output, weights = encoder(torch.randn(2, 9, 8), need_weights=True)
     assert [w.shape for w in weights] == [(2, 2, 9, 5), (2, 2, 9, 3), (2, 2, 9, 1)]
     assert output.shape == (2, 9, 8)
+
+
+def test_layers_use_parts_of_a_shared_projection():
+    encoder = randomize(LinformerEncoder(**{**SIZES, "projected_length": [2, 4, 1]}, sharing="layerwise"))
+    x = torch.randn(2, 12, 8)
+    E_NK = encoder.projection.weight[:, 0]
+    assert E_NK.shape == (12, 4)
+    expected = x
+    for layer, E in zip(encoder.layers, (E_NK.unflatten(1, (2, 2)).mean(2), E_NK, E_NK.mean(1, True)), strict=True):
+        kv = LinformerAttention(8, 2, max_length=12, projected_length=E.shape[1], sharing="kv")
+        kv.load_state_dict({**layer.attention.state_dict(), "projection.weight": E[:, None]})
+        expected = expected + kv(layer.attention_norm(expected))
+        expected = expected + layer.feed_forward(layer.feed_forward_norm(expected))
+    assert_close(encoder(x), encoder.norm(expected))
+    with pytest.raises(ValueError, match="cannot use a part of a shared one; pass one number, use sharing='kv'"):
+        LinformerEncoder(**{**SIZES, "projected_length": [2, 4, 1]}, sharing="layerwise", projection="conv")
 
 
 def test_weights_come_with_the_same_output():

@@ -256,12 +256,49 @@ def test_inputs_longer_than_max_length_raise(projection):
 
 
 @pytest.mark.parametrize("build", [attention, causal])
-def test_the_shared_projection_is_passed_if_and_only_if_it_is_shared(build):
-    shared = make_projection("linear", embed_dim=8, max_length=6, projected_length=3, sharing="layerwise")
+def test_a_layer_without_a_projection_needs_one(build):
     with raises("sharing='layerwise' needs the shared projection", "None", "make_projection"):
         build(sharing="layerwise")(X)
-    with raises("projection= was passed", "sharing='headwise'", "owns its projection"):
-        build()(X, projection=shared)
+
+
+@pytest.mark.parametrize(("build", "length", "rows"), [(attention, 6, 3), (causal, 4, 2)])
+@pytest.mark.parametrize(
+    ("wrong", "parts"),
+    [
+        ({"projection": "dynamic", "embed_dim": 4}, ["embed_dim=4", "embed_dim=8"]),
+        ({"projected_length": 1}, ["projected_length=1", "projected_length=", "at least"]),
+        ({"projection": "conv", "projected_length": 4}, ["'conv'", "projected_length=4", "kernel", "'linear'"]),
+        ({"sharing": "none", "num_kv_heads": 3}, ["6 matrices", "num_kv_heads=2", "1 (E = F), 2 (E and F) or 4"]),
+    ],
+    ids=str,
+)
+def test_a_given_projection_that_does_not_fit_raises(build, length, rows, wrong, parts):
+    options = {"embed_dim": 8, "max_length": length, "projected_length": rows}
+    with raises(*parts):
+        build()(X, projection=make_projection(**{**options, **wrong}))
+    with raises("torch.float64", "torch.float32", ".to("):
+        build()(X, projection=make_projection(**options).double())
+    with raises("projection is a str", "make_projection", error=TypeError):
+        build()(X, projection="linear")
+
+
+def test_a_given_projection_of_a_causal_layer_has_the_length_of_its_blocks():
+    with raises("max_length=6", "max_length=4", "block_length"):
+        causal()(X, projection=make_projection("linear", embed_dim=8, max_length=6, projected_length=2))
+
+
+def test_each_key_has_a_value():
+    with raises("value has shape (2, 5, 8)", "(2, 6, 8)", "one value for each key"):
+        attention()(X, value=X[:, :5])
+    with raises("value has width 7", "embed_dim=8"):
+        attention()(X, value=torch.zeros(2, 6, 7))
+
+
+def test_self_attention_needs_a_context_of_the_width_of_x():
+    with raises("context is missing", "embed_dim=8", "context_dim=5", "pass a context of width 5"):
+        attention(context_dim=5)(X)
+    with raises("context has width 8", "context_dim=5"):
+        attention(context_dim=5)(X, X)
 
 
 @pytest.mark.parametrize(("build", "length", "rows"), [(attention, 6, 3), (causal, 4, 2)])
@@ -272,7 +309,7 @@ def test_the_shared_projection_is_passed_if_and_only_if_it_is_shared(build):
         ({"projection": "mean"}, ["projection='mean'", "projection='linear'"]),
         ({"embed_dim": 4}, ["embed_dim=4", "embed_dim=8"]),
         ({"max_length": 99}, ["max_length=99", "max_length="]),
-        ({"projected_length": 99}, ["projected_length=99", "projected_length="]),
+        ({"projected_length": 1}, ["projected_length=1", "projected_length="]),
         ({"rescale": True}, ["rescale=True", "rescale=False"]),
     ],
     ids=str,

@@ -81,7 +81,7 @@ def test_logits_from_the_cache_are_those_of_the_whole(variant):
 def test_no_token_of_a_decoder_attends_to_a_later_one(variant):
     for model_class in GENERATORS:
         model = build(model_class, **VARIANTS[variant])
-        words = torch.randn(1, 21, 16, requires_grad=True)
+        words = torch.randn(1, 21, model.config.embedding_width, requires_grad=True)
         if model_class is LinformerForCausalLM:
             logits = model(inputs_embeds=words, use_cache=False).logits
         else:

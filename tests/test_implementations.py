@@ -115,6 +115,7 @@ def scale_first_output(model):
     [
         *((name, subject) for name in LINFORMERS for subject in ("layer", "encoder")),
         ("full-attention-eager", "encoder"),
+        ("linformer-kit-reversible", "encoder"),
     ],
     ids=str,
 )

@@ -37,6 +37,7 @@ from linformer_kit import (
     LinformerForTokenClassification,
     LinformerModel,
 )
+from linformer_kit.bench.checks import plain_hidden_states, plain_logits
 
 AUTO = dict(
     zip(
@@ -199,6 +200,10 @@ def test_a_projection_that_a_checkpoint_lacks_starts_as_a_fresh_one(variant):
 @every_combination
 def test_gradient_checkpointing_changes_nothing(model_class, variant):
     model, input_ids = build(model_class, **VARIANTS[variant]).train(), ids()
+    if model.config.reversible:
+        with pytest.raises(ValueError, match="reversible layers keep no activations that it could save; drop one"):
+            model.gradient_checkpointing_enable()
+        return
     results = []
     for checkpointing in (False, True):
         (model.gradient_checkpointing_enable if checkpointing else model.gradient_checkpointing_disable)()
@@ -338,24 +343,29 @@ def expected_parameters(model_class, c):
         per_layer = {"none": 2 * kv, "headwise": 2, "kv": 1, "layerwise": 1}[c.sharing]
         layers = 1 if c.sharing == "layerwise" else layer_count
         one = {"linear": length * rows, "dynamic": width * rows, "conv": -(-length // rows) * width}
+        one["affine"] = length * rows + rows
         return layers * per_layer * one.get(c.projection, 0)
 
-    norm = 2 * width
+    norm, embedding_width = 2 * width, c.embedding_size or width
+    is_factorised = embedding_width != width
     attention = linear(width, heads * size) + 2 * linear(width, kv * size) + linear(heads * size, width) + norm
-    feed_forward = linear(width, inner) + linear(inner, width) + norm
-    positions = c.max_position_embeddings * width if c.position_embedding == "learned" else 0
-    words = c.vocab_size * width
+    feed_forward = linear(width, inner) + linear(inner, width) + norm if inner else 0
+    positions = c.max_position_embeddings if c.position_embedding == "learned" else 0
+    words = c.vocab_size * embedding_width
     local = (c.local_width + 1) * width if c.local_width else 0
 
     def stack(layers, causal=False, cross=False, types=c.type_vocab_size):
         lengths = c.projected_length if isinstance(c.projected_length, list) else [c.projected_length] * layers
-        total = positions + types * width + norm + layers * (attention + feed_forward) + (norm if c.norm_first else 0)
+        total = (positions + types) * embedding_width + layers * (attention + feed_forward)
+        total += linear(embedding_width, width) if is_factorised else 0
+        if c.outer_norms:
+            total += 2 * embedding_width + (norm if c.norm_first else 0)
         if causal:
             total += 0 if c.decoder_attention == "full" else matrices(c.block_length, c.slots, layers)
         else:
             total += layers * local + sum(
                 matrices(c.max_position_embeddings, rows, 1)
-                for rows in (lengths[:1] if c.sharing == "layerwise" else lengths)
+                for rows in ([max(lengths)] if c.sharing == "layerwise" else lengths)
             )
         if cross:
             total += layers * attention + matrices(c.max_position_embeddings, lengths[-1], layers)
@@ -363,18 +373,21 @@ def expected_parameters(model_class, c):
 
     layers = c.num_hidden_layers
     head = linear(width, width) + norm
+    back = linear(width, embedding_width) if is_factorised else 0
+    masked_lm_head = linear(width, embedding_width) + 2 * embedding_width if c.outer_norms else back
     unless_tied = 0 if c.tie_word_embeddings else words
     return {
         "LinformerModel": lambda: words + stack(layers),
-        "LinformerForMaskedLM": lambda: words + stack(layers) + head + unless_tied + c.vocab_size,
+        "LinformerForMaskedLM": lambda: words + stack(layers) + masked_lm_head + unless_tied + c.vocab_size,
         "LinformerForSequenceClassification": lambda: words + stack(layers) + head + linear(width, 3),
         "LinformerForTokenClassification": lambda: words + stack(layers) + linear(width, 3),
         "LinformerForQuestionAnswering": lambda: words + stack(layers) + linear(width, 2),
-        "LinformerForCausalLM": lambda: words + stack(layers, causal=True) + unless_tied,
+        "LinformerForCausalLM": lambda: words + stack(layers, causal=True) + back + unless_tied,
         "LinformerForConditionalGeneration": lambda: (
             words
             + stack(layers)
             + stack(c.num_decoder_layers or layers, causal=True, cross=True, types=0)
+            + back
             + 2 * unless_tied
         ),
     }[model_class.__name__]()
@@ -390,6 +403,44 @@ def test_parameters_are_as_many_as_the_formulas_say(model_class, variant):
     model = model_class(config(**changes))
     counted = sum({id(parameter): parameter.numel() for parameter in model.parameters()}.values())
     assert model.num_parameters() == counted == expected_parameters(model_class, config(**changes))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("model_class", [LinformerForCausalLM, LinformerForConditionalGeneration])
+@every_variant
+def test_logits_and_gradients_are_those_of_the_equations(model_class, variant):
+    model, source, target = build(model_class, **VARIANTS[variant]), ids(), ids(2, 9)
+    if model_class is LinformerForCausalLM:
+        logits = model(torch.cat([source, target], dim=1)).logits[:, LENGTH:]
+    else:
+        logits = model(source, decoder_input_ids=target).logits
+    expected = plain_logits(model, source, target)
+    assert_close(logits, expected)
+    upstream, parameters = torch.randn_like(logits), list(model.parameters())
+    assert_close(*(torch.autograd.grad(one, parameters, upstream) for one in (logits, expected)))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("embedding_size", [None, 16, 6, 20])
+@pytest.mark.parametrize("outer_norms", [True, False])
+def test_a_masked_lm_maps_hidden_states_to_the_width_of_its_embeddings(embedding_size, outer_norms, tmp_path):
+    changes = {"embedding_size": embedding_size, "outer_norms": outer_norms}
+    model, input_ids = build(LinformerForMaskedLM, **changes), ids()
+    hidden = plain_hidden_states(model.model, input_ids)
+    if outer_norms:
+        hidden = model.head.norm(functional.gelu(model.head.dense(hidden)))
+    elif embedding_size not in (None, 16):
+        hidden = hidden @ model.head.weight.mT + model.head.bias
+    words = model.model.embeddings.word_embeddings.weight
+    assert words.shape == (VOCABULARY, embedding_size or 16)
+    assert model.lm_head.weight is words
+    assert_close(model(input_ids).logits, hidden @ words.mT + model.lm_head.bias)
+    if embedding_size == 16:
+        assert model.state_dict().keys() == build(LinformerForMaskedLM, outer_norms=outer_norms).state_dict().keys()
+    model.resize_token_embeddings(VOCABULARY + 7)
+    model.save_pretrained(tmp_path)
+    loaded = LinformerForMaskedLM.from_pretrained(tmp_path).eval()
+    assert_close(loaded(input_ids).logits, model(input_ids).logits)
 
 
 def bert_weights(bert):

@@ -157,8 +157,8 @@ def test_learned_positions_limit_a_causal_model_and_sinusoidal_ones_do_not():
         ),
         ({"projected_length": 0}, "projected_length is 0; it must be an integer of at least 1"),
         (
-            {"projected_length": [4, 5], "sharing": "layerwise"},
-            "sharing='layerwise', which has one matrix for all layers; pass one number",
+            {"projected_length": [4, 5], "sharing": "layerwise", "projection": "conv"},
+            "cannot use a part of a shared one; pass one number, use sharing='kv', or projection='linear'",
         ),
         ({"slots": 5}, "slots=5 is more than block_length=4"),
         ({"num_attention_heads": 3}, "hidden_size=16 is not divisible by num_attention_heads=3"),
@@ -187,6 +187,9 @@ def test_learned_positions_limit_a_causal_model_and_sinusoidal_ones_do_not():
         ({"layer_norm_eps": -1.0}, "layer_norm_eps is -1.0; it must be larger than 0"),
         ({"add_cross_attention": True}, "add_cross_attention=True needs is_decoder=True"),
         ({"type_vocab_size": -1}, "type_vocab_size is -1; it must be 0"),
+        ({"intermediate_size": -1}, r"intermediate_size is -1; it must be 0 \(no feed-forward\) or more"),
+        ({"reversible": True, "norm_first": False}, "use norm_first=True, or reversible=False with gradient checkp"),
+        ({"embedding_size": 0}, "embedding_size is 0; it must be an integer of at least 1"),
         ({"pad_token_id": 50}, "pad_token_id is 50 but vocab_size is 50; choose one of 0 … 49"),
     ],
 )

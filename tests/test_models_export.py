@@ -1,13 +1,15 @@
 """Compiled and exported models and ONNX Runtime give the outputs of eager PyTorch."""
 
 import shutil
+from unittest.mock import patch
 
 import onnxruntime
 import pytest
 import torch
-from oracle import PROJECTIONS
+from oracle import PROJECTIONS as ALL_PROJECTIONS
 from torch.export import Dim
 from torch.testing import assert_close
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import LENGTH, MODELS, VARIANTS, build, ids, labels_for
 
@@ -22,6 +24,8 @@ from linformer_kit import (
     LinformerModel,
 )
 
+# the variant "affine" is exported with a mask; without one it only differs from `linear` by an addition
+PROJECTIONS = [projection for projection in ALL_PROJECTIONS if projection != "affine"]
 HEADS = [LinformerForMaskedLM, LinformerForTokenClassification, LinformerForQuestionAnswering]
 DECODERS = [LinformerForCausalLM, LinformerForConditionalGeneration]
 ONLY_OF_ENCODERS = ("rescale", "K per layer", "post-norm")
@@ -158,20 +162,21 @@ def exported(model, **inputs):
     ("model_class", "variant"),
     [
         *((LinformerForSequenceClassification, variant) for variant in VARIANTS if variant != "full decoder"),
-        *((LinformerForCausalLM, variant) for variant in VARIANTS if variant not in ONLY_OF_ENCODERS),
+        *((LinformerForCausalLM, variant) for variant in VARIANTS if variant not in (*ONLY_OF_ENCODERS, "affine")),
         *((model, "default") for model in (LinformerModel, *HEADS)),
     ],
     ids=names,
 )
 def test_one_exported_graph_serves_every_batch_length_and_padding(model_class, variant):
     model = small(model_class, variant)
-    options = {"use_cache": False} if model_class is LinformerForCausalLM else {}
-    graph = exported(model, **padded(2, LENGTH, "right"), **options)
+    graph = exported(model, **padded(2, LENGTH, "right"))
     for inputs in every_padding():
         with torch.no_grad():
-            answers, expected = graph(**inputs, **options), model(**inputs, **options)
+            answers, expected = graph(**inputs), model(**inputs)
         assert type(answers) is type(expected)
-        assert_close(answers.to_tuple(), expected.to_tuple(), rtol=1e-4, atol=1e-5)
+        assert answers.keys() == expected.keys()
+        for name in answers.keys() - {"past_key_values"}:  # the test below continues with the cache
+            assert_close(answers[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
@@ -179,22 +184,91 @@ def test_one_exported_graph_serves_every_batch_length_and_padding(model_class, v
 def test_one_exported_graph_without_a_mask_serves_every_batch_and_length(model_class, projection):
     """Without padding, too, how many rows there are depends on the length, which the graph does not know."""
     model = small(model_class, projection=projection)
-    options = {"use_cache": False} if model_class is LinformerForCausalLM else {}
-    graph = exported(model, input_ids=ids(), **options)
+    graph = exported(model, input_ids=ids())
     for sizes in SIZES:
         input_ids = ids(*sizes)
         with torch.no_grad():
-            assert_close(graph(input_ids=input_ids, **options)[0], model(input_ids, **options)[0], rtol=1e-4, atol=1e-5)
+            assert_close(graph(input_ids=input_ids)[0], model(input_ids)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_one_exported_encoder_decoder_serves_every_source_and_target():
     model = build(LinformerForConditionalGeneration)
-    graph = exported(model, **padded(2, LENGTH, "right"), decoder_input_ids=ids(2, 9), use_cache=False)
+    graph = exported(model, **padded(2, LENGTH, "right"), decoder_input_ids=ids(2, 9))
     for inputs in every_padding([(1, 1), (3, 17), (2, LONGEST)]):
         for length in (1, 13, LONGEST):
-            inputs = {**inputs, "decoder_input_ids": ids(len(inputs["input_ids"]), length), "use_cache": False}
+            inputs = {**inputs, "decoder_input_ids": ids(len(inputs["input_ids"]), length)}
             with torch.no_grad():
                 assert_close(graph(**inputs).logits, model(**inputs).logits, rtol=1e-4, atol=1e-5)
+
+
+def cache_of_a_graph(model, inputs):
+    """The cache that an exported graph returns: the code for graphs, run without tracing it."""
+    with patch.object(torch.compiler, "is_exporting", lambda: True), torch.no_grad():
+        return model(**inputs).past_key_values
+
+
+def one_step(model, inputs, cache):
+    """The inputs of the step after `inputs`."""
+    batch, mask = len(inputs["input_ids"]), inputs["attention_mask"]
+    if isinstance(model, LinformerForConditionalGeneration):
+        return {"decoder_input_ids": ids(batch, 1), "past_key_values": cache}
+    mask = torch.cat([mask, mask.new_ones(batch, 1)], dim=1)
+    return {"input_ids": ids(batch, 1), "attention_mask": mask, "past_key_values": cache}
+
+
+def exported_step(model):
+    """A graph for one token of any number of texts, at any position."""
+    inputs = prompt(model, 2, LENGTH)
+    step, shapes = one_step(model, inputs, cache_of_a_graph(model, inputs)), torch.export.ShapesCollection()
+    batch, columns = Dim("batch"), Dim("columns", min=2, max=LONGEST)
+    for tensor in tree_leaves(step):
+        if tensor.dim():
+            shapes[tensor] = {0: batch, 1: columns} if tensor is step.get("attention_mask") else {0: batch}
+    return torch.export.export(model, (), step, dynamic_shapes=shapes.dynamic_shapes(model, (), step))
+
+
+def prompt(model, batch, length):
+    inputs = padded(batch, length, "left")
+    is_pair = isinstance(model, LinformerForConditionalGeneration)
+    return inputs | ({"decoder_input_ids": ids(batch, 3)} if is_pair else {})
+
+
+def check_steps(model, run):
+    """`run(inputs)` gives logits and cache of a step; compares them with PyTorch at every position of two blocks."""
+    for batch, length in ((3, 6), (1, 1)):
+        inputs = prompt(model, batch, length)
+        with torch.no_grad():
+            cache, graph_cache = model(**inputs).past_key_values, cache_of_a_graph(model, inputs)
+            for _ in range(9):
+                step = one_step(model, inputs, cache)
+                expected = model(**step).logits
+                logits, graph_cache = run({**step, "past_key_values": graph_cache})
+                assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+                inputs["attention_mask"] = step.get("attention_mask", inputs["attention_mask"])
+        assert graph_cache.get_seq_length() == cache.get_seq_length()
+
+
+def run_program(program):
+    """A function that runs an exported step: logits and cache."""
+    graph = program.module()
+
+    def run(step):
+        output = graph(**step)
+        return output.logits, output.past_key_values
+
+    return run
+
+
+def test_one_exported_step_continues_every_batch_from_every_position():
+    """The encoder-decoder; the ONNX test below has the causal LM."""
+    model = small(LinformerForConditionalGeneration)
+    check_steps(model, run_program(exported_step(model)))
+
+
+def test_the_cache_of_a_graph_has_room_for_the_longest_input():
+    model = small(LinformerForCausalLM, position_embedding="none")
+    with pytest.raises(ValueError, match=r"33 tokens but the cache of an exported model has room for .* = 32; export"):
+        cache_of_a_graph(model, {"input_ids": ids(1, LONGEST + 1)})
 
 
 @pytest.mark.parametrize(
@@ -223,6 +297,29 @@ def test_an_exported_graph_has_the_order_that_is_cheapest_for_long_inputs(projec
 
 
 # --- ONNX ---
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+@pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
+def test_an_exported_step_and_onnx_runtime_continue_with_the_cache(tmp_path):
+    model = small(LinformerForCausalLM)
+    program = exported_step(model)
+    check_steps(model, run_program(program))
+    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "step.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+
+    def run(step):
+        leaves, structure = tree_flatten(step["past_key_values"])
+        inputs = {name: step[name].numpy() for name in ("input_ids", "attention_mask")}
+        cached = (leaf.numpy() for leaf in leaves)
+        inputs |= {name: next(cached) for name in names if name.startswith("past_key_values")}
+        logits, *new_leaves = map(torch.from_numpy, session.run(None, inputs))
+        return logits, tree_unflatten(new_leaves, structure)
+
+    assert "past_key_values_layers_0_past_summary_keys" in names
+    check_steps(model, run)
 
 
 @pytest.mark.slow

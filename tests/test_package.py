@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "models": {"models"},
     **{name: {"models", *SHARED} for name in SHARED},
     "plots": {"plots", "models", *SHARED},
+    "convert": {"convert", "models", *SHARED},
     "bench": {"bench", "training", "plots", "models", "keras", "__init__", *SHARED},
     "training": {"training", "plots", "models", *SHARED},
     "analysis": {"analysis", "training", "plots", "models", *SHARED},
@@ -35,8 +36,8 @@ MAY_IMPORT = {
     "demo": {"demo", "training", "bench", "plots", "models", *SHARED},
     "keras": {"keras", "models", "__init__"},
     "reference": set(),
-    "cli": {"training", "bench", "demo", "report", "analysis", "models", "__init__", *SHARED},
-    "__init__": {"models"},
+    "cli": {"convert", "training", "bench", "demo", "report", "analysis", "models", "__init__", *SHARED},
+    "__init__": {"models", "convert", "plots"},
 }
 
 

@@ -26,13 +26,14 @@ from linformer_kit.models.options_linformer import projection_names
 from linformer_kit.models.projection_linformer import LinearProjection, Projection
 
 FACTS = {
-    "has_matrices": {"linear", "random", "dynamic", "conv"},
+    "has_matrices": {"linear", "affine", "random", "dynamic", "conv"},
     "takes_any_length": {"dynamic", "conv", "mean", "max", "none"},
-    "can_rescale": {"linear", "random", "conv"},
-    "sized_by_max_length": {"linear", "random", "conv"},
+    "can_rescale": {"linear", "affine", "random", "conv"},
+    "sized_by_max_length": {"linear", "affine", "random", "conv"},
     "sized_by_width": {"dynamic", "conv"},
-    "has_own_learning_rate": {"linear"},
-    "matrix_depends_on": {"linear", "random", "dynamic", "mean"},
+    "can_be_cut": {"linear", "affine", "random", "dynamic", "mean", "max", "none"},
+    "has_own_learning_rate": {"linear", "affine"},
+    "matrix_depends_on": {"linear", "affine", "random", "dynamic", "mean"},
     "why_no_matrix": {"conv", "max", "none"},
 }
 
@@ -67,6 +68,29 @@ def test_the_key_matrix_gives_the_rows_of_the_keys(kind):
     assert_close(torch.einsum("nk,nc->kc", E_NGK[:, 0], x[0]), projection(x).rows_BMKC[0, 0])
     if Projection.kinds[kind].matrix_depends_on == "length":
         assert torch.equal(projection.key_matrix(torch.zeros_like(x)), E_NGK)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 7])
+def test_a_cut_of_a_new_projection_covers_the_whole_sequence(rows):
+    weight_NK = make_projection("linear", embed_dim=8, max_length=64, projected_length=8).cut(rows).weight[:, 0]
+    segments_NK = weight_NK > weight_NK.max(dim=0).values / 2  # the tokens that each row averages, and not the noise
+    assert (segments_NK.sum(dim=1) == 1).all()
+    assert_close(weight_NK.sum(dim=0), torch.ones(rows), rtol=0, atol=0.4)
+
+
+def test_a_cut_random_projection_has_the_variance_of_a_smaller_one():
+    cut = make_projection("random", embed_dim=8, max_length=4000, projected_length=64).cut(16)
+    assert cut.weight.std().item() == pytest.approx(16**-0.5, rel=0.02)
+
+
+def test_a_cut_projection_owns_no_parameters():
+    shared = make_projection("linear", embed_dim=8, max_length=12, projected_length=6)
+    cut = shared.cut(3)
+    assert shared.cut(6) is shared
+    assert not cut.tensors()
+    assert shared.projected_length == 6
+    cut(torch.randn(1, 12, 8)).rows_BMKC.sum().backward()
+    assert (shared.weight.grad != 0).all()  # every column of the shared matrix learns
 
 
 def test_a_kind_is_registered_once(monkeypatch):

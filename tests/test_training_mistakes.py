@@ -312,7 +312,11 @@ def test_an_unwritable_directory_is_rejected(tmp_path, quick, folder):
 @pytest.mark.slow
 def test_a_run_cannot_start_from_a_model_of_another_kind(tmp_path, quick, trained_run):
     for source, task, said in (
-        ("masked-lm", "translation", "LinformerForMaskedLM, which has no weights for decoder.embeddings.norm.bias, "),
+        (
+            "masked-lm",
+            "translation",
+            "LinformerForMaskedLM, which has no weights for model.decoder.embeddings.norm.bias, ",
+        ),
         (
             "masked-lm",
             "causal-lm",

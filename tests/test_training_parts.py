@@ -120,6 +120,7 @@ def test_yaml_numbers_have_their_types(text, value):
         ("model.projected_lenght=1", "no key model.projected_lenght; did you mean 'projected_length'?"),
         ("model.hidden_size=big", "model.hidden_size is the string 'big'; allowed: an integer"),
         ("model.vocab_size=5", "model.vocab_size is derived from the tokenizer"),
+        ("model.decoder_vocab_size=5", "model.decoder_vocab_size is derived from the tokenizer of both sides"),
         ("model.attention=none", "model.attention is the string 'none'; allowed: linformer, full"),
         ("training.batch_size=0", "training.batch_size is 0; it must be at least 1"),
         ("seed=5000000000", "seed is 5000000000; it must be at least 0 and less than 4 billion"),
@@ -153,6 +154,10 @@ def test_errors_name_the_value_and_what_is_allowed(write, override, said):
         ("", "must contain a mapping"),
         ("task: [", "is not YAML"),
         (SMALL + "training: {epochs: 1, steps: 2}", "both set"),
+        (
+            SMALL + "model: {reversible: true}\ntraining: {gradient_checkpointing: true}",
+            "keep no activations that it could save; set it to false",
+        ),
         (SMALL + "model: {from: a, hidden_size: 3}", "determines model.hidden_size; remove that key"),
     ],
 )

@@ -24,24 +24,25 @@ MODELS = [
 ]
 VOCABULARY = 50
 LENGTH = 21
-# settings that change which code runs
+# settings that change which code runs; several in one where they do not meet, since every variant takes time
 VARIANTS = {
     "default": {},
     "post-norm": {"norm_first": False},
     "per head": {"sharing": "none"},
     "kv": {"sharing": "kv", "num_key_value_heads": 1},
     "layerwise": {"sharing": "layerwise"},
-    "layerwise random": {"sharing": "layerwise", "projection": "random"},
+    "layerwise random": {"sharing": "layerwise", "projection": "random", "reversible": True},
     "K per layer": {"projected_length": [6, 3]},
     "rescale": {"rescale": True},
     "dynamic": {"projection": "dynamic", "position_embedding": "sinusoidal"},
     "conv": {"projection": "conv", "position_embedding": "none", "local_width": 3},
-    "mean": {"projection": "mean", "type_vocab_size": 0},
-    "max": {"projection": "max", "classifier_pooling": "first"},
-    "random": {"projection": "random"},
+    "mean": {"projection": "mean", "type_vocab_size": 0, "embedding_size": 6},
+    "max": {"projection": "max", "classifier_pooling": "first", "outer_norms": False, "intermediate_size": 0},
+    "affine": {"projection": "affine", "sharing": "none"},
+    "random": {"projection": "random", "reversible": True},
     "none": {"projection": "none", "local_width": 5},
     "none layerwise": {"projection": "none", "sharing": "layerwise"},
-    "full decoder": {"decoder_attention": "full", "sharing": "layerwise"},
+    "full decoder": {"decoder_attention": "full", "sharing": "layerwise", "projected_length": [3, 6]},
     "untied": {"tie_word_embeddings": False, "head_dim": 5, "hidden_act": "relu"},
 }
 

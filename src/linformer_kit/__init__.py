@@ -26,7 +26,11 @@ _HOMES = {
     "LinformerForTokenClassification": "models.modeling_linformer",
     "LinformerForQuestionAnswering": "models.modeling_linformer",
     "LinformerForCausalLM": "models.modeling_linformer",
+    "LinformerSeq2SeqModel": "models.modeling_linformer_seq2seq",
     "LinformerForConditionalGeneration": "models.modeling_linformer_seq2seq",
+    "plot_heads": "plots.heads",
+    "import_model": "convert.import_model",
+    "load_imported": "convert.import_model",
 }
 # transformers, and the modules that import it
 _TRANSFORMERS = (
@@ -46,6 +50,8 @@ _TRANSFORMERS = (
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:  # for type checkers and editors
+    from .convert.import_model import import_model as import_model
+    from .convert.import_model import load_imported as load_imported
     from .models.attention_linformer import LinformerAttention as LinformerAttention
     from .models.attention_linformer import Plan as Plan
     from .models.cache_linformer import LinformerCache as LinformerCache
@@ -62,7 +68,9 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .models.modeling_linformer_seq2seq import (
         LinformerForConditionalGeneration as LinformerForConditionalGeneration,
     )
+    from .models.modeling_linformer_seq2seq import LinformerSeq2SeqModel as LinformerSeq2SeqModel
     from .models.projection_linformer import make_projection as make_projection
+    from .plots.heads import plot_heads as plot_heads
 
 
 def __getattr__(name: str):

@@ -93,6 +93,17 @@ class Backend(StrEnum):
     keras = "keras"
 
 
+# packages whose models can be imported
+Package = StrEnum("Package", {"linformer": "linformer", "linformer_pytorch": "linformer-pytorch", "fairseq": "fairseq"})
+
+
+class Activation(StrEnum):
+    """Activation of a feed-forward."""
+
+    gelu = "gelu"
+    relu = "relu"
+
+
 class Preset(StrEnum):
     """Built-in sweeps."""
 
@@ -254,6 +265,33 @@ def predict(
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
 
 
+@app.command(name="import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="State dict: a PyTorch or safetensors file.")],
+    package: Annotated[Package, typer.Option("--from", help="Package that the model comes from.")],
+    output: Annotated[Path, typer.Option(help="Directory for the converted model.")],
+    heads: Annotated[int | None, typer.Option(min=1, help="Heads; not in files of linformer and fairseq.")] = None,
+    activation: Annotated[Activation | None, typer.Option(help="Activation of the feed-forward; default gelu.")] = None,
+    full_attention: Annotated[
+        bool, typer.Option("--full-attention", help="The linformer-pytorch model was built with full_attention=True.")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Directory of the model's tokenizer, which is copied to the output.")
+    ] = None,
+) -> None:
+    """Convert a model of linformer (PyPI), linformer-pytorch or fairseq."""
+    with report_user_errors():
+        from transformers.utils import logging
+
+        from .convert.import_model import convert, describe
+        from .convert.packages import Options
+
+        logging.disable_progress_bar()
+        options = Options(heads, activation.value if activation else None, full_attention or None)
+        module, weights = convert(file, package.value, output, options, tokenizer)
+        typer.echo(describe(module, weights, package.value, output))
+
+
 @app.command()
 def benchmark(
     sequence_length: Annotated[int, typer.Option(min=1, help="Tokens per example.")] = 2000,
@@ -333,6 +371,7 @@ def compare(
     model: Annotated[
         str | None, typer.Option(metavar="DIRECTORY", help="Run or saved model, whose encoder is measured.")
     ] = None,
+    num_layers: Annotated[int | None, typer.Option(help="Layers of a model.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens per batch; 0: as many as memory and time allow.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, …")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Time limit per call in seconds.")] = None,
@@ -348,7 +387,7 @@ def compare(
     flags = {
         **{"lengths": lengths, "projected_lengths": projected_lengths, "implementations": implementations},
         **{"subjects": subjects, "steps": steps, "backends": backends},
-        **{"model": model, "tokens": tokens, "device": device, "time_limit": time_limit},
+        **{"model": model, "num_layers": num_layers, "tokens": tokens, "device": device, "time_limit": time_limit},
     }
     with report_user_errors():
         from .bench.compare import run

@@ -37,7 +37,7 @@ def softmax(scores: Array) -> Array:
 
 
 def matrix_rows(tokens: Array, E: Array, rescale: bool = False) -> Array:
-    """`Eᵀ X` with a stored (max_length, K) matrix: linear and random."""
+    """`Eᵀ X` with a stored (max_length, K) matrix: linear, affine and random."""
     length, projected_length = len(tokens), E.shape[1]
     rows = np.zeros((projected_length, tokens.shape[1]))
     for j in range(projected_length):
@@ -91,6 +91,7 @@ def max_rows(tokens: Array, projected_length: int) -> Array:
 # The weight has the layout of PyTorch and holds M matrices, of which `matrix` is one.
 ROWS: dict[str, Callable[..., Array]] = {
     "linear": lambda tokens, *, weight, matrix, rescale, **_: matrix_rows(tokens, weight[:, matrix], rescale),
+    "affine": lambda tokens, *, weight, matrix, rescale, **_: matrix_rows(tokens, weight[:, matrix], rescale),
     "random": lambda tokens, *, weight, matrix, rescale, **_: matrix_rows(tokens, weight[:, matrix], rescale),
     "dynamic": lambda tokens, *, weight, matrix, **_: dynamic_rows(tokens, weight[:, matrix]),
     "conv": lambda tokens, *, weight, matrix, rescale, **_: conv_rows(tokens, weight[matrix], rescale),
@@ -100,19 +101,46 @@ ROWS: dict[str, Callable[..., Array]] = {
 }
 
 
+def neighbor_means(weight: Array, count: int) -> Array:
+    """(..., K) to (..., count): the means of neighboring columns; the first groups have one column more if needed."""
+    size, larger = divmod(weight.shape[-1], count)
+    means, start = [], 0
+    for j in range(count):
+        after = start + size + (1 if j < larger else 0)
+        means.append(sum(weight[..., column] for column in range(start, after)) / (after - start))
+        start = after
+    return np.stack(means, axis=-1)
+
+
+# How the weight of a projection with K columns serves a layer with fewer, `count`.
+CUTS: dict[str, Callable[[Array, int], Array]] = {
+    "linear": neighbor_means,
+    "affine": neighbor_means,
+    "random": lambda weight, count: weight[..., :count] * np.sqrt(weight.shape[-1] / count),
+    "dynamic": lambda weight, count: weight[..., :count],
+}
+
+
 def head_slice(head: int, head_dim: int) -> slice:
     """The features of one head among those of all heads."""
     return slice(head * head_dim, (head + 1) * head_dim)
 
 
 def attend_to_rows(
-    token: Array, key_rows: Iterable[Array], value_rows: Iterable[Array], layer: "Layer", head: int
+    token: Array, key_rows: Iterable[Array], value_rows: Iterable[Array], layer: "Layer", head: int, blocks: int = 1
 ) -> tuple[Array, Array]:
-    """`softmax(q keysᵀ / √D) values` for one query and one head, and the weights."""
+    """`softmax(q keysᵀ / √D) values` for one query and one head, and the weights.
+
+    The first rows are those of `blocks` projections, with their biases; the others have none.
+    """
     own, shared = head_slice(head, layer.head_dim), head_slice(layer.kv_head(head), layer.head_dim)
     query = layer.query(token)[own]
-    keys = [layer.key(row)[shared] for row in key_rows]
-    values = [layer.value(row)[shared] for row in value_rows]
+    keys, values = (
+        [linear(row)[shared] for row in rows] for linear, rows in ((layer.key, key_rows), (layer.value, value_rows))
+    )
+    for features, biases in ((keys, layer.key_bias), (values, layer.value_bias)):
+        for number, bias in enumerate([*biases[layer.kv_head(head)]] * blocks if biases else []):
+            features[number] = features[number] + bias
     weights = softmax(np.array([query @ key for key in keys]) / np.sqrt(layer.head_dim))
     return sum(
         (weight * value for weight, value in zip(weights, values, strict=True)), np.zeros(layer.head_dim)
@@ -120,7 +148,10 @@ def attend_to_rows(
 
 
 class Layer(NamedTuple):
-    """The weights of one attention layer; `key_rows` and `value_rows` apply E and F of each key-value head."""
+    """The weights of one attention layer; `key_rows` and `value_rows` apply E and F of each key-value head.
+
+    `key_bias` and `value_bias` of `affine` are (K,) for each key-value head, added to all features of a row.
+    """
 
     query: Affine
     key: Affine
@@ -130,21 +161,27 @@ class Layer(NamedTuple):
     head_dim: int
     key_rows: Sequence[Rows]
     value_rows: Sequence[Rows]
+    key_bias: Sequence[Array] = ()
+    value_bias: Sequence[Array] = ()
 
     def kv_head(self, head: int) -> int:
         """The key-value head that this head uses."""
         return head * len(self.key_rows) // self.num_heads
 
 
-def linformer_attention(queries: Array, context: Array, layer: Layer) -> tuple[Array, Array | None]:
-    """(L, C) queries and (N, C) real tokens to (L, C) outputs and (H, L, K) weights."""
+def linformer_attention(
+    queries: Array, context: Array, layer: Layer, value: Array | None = None
+) -> tuple[Array, Array | None]:
+    """(L, C) queries and (N, C) real tokens to (L, C) outputs and (H, L, K) weights.
+
+    `value` (N, C) holds the tokens of the values, if they differ from those of the keys.
+    """
     if len(context) == 0:  # nothing to attend to
         nothing = layer.output(np.zeros(layer.num_heads * layer.head_dim))
         return np.array([nothing for _ in queries]), None
     outputs, weights = [], []
-    key_rows, value_rows = (
-        [project(context) for project in projections] for projections in (layer.key_rows, layer.value_rows)
-    )
+    key_rows = [project(context) for project in layer.key_rows]
+    value_rows = [project(context if value is None else value) for project in layer.value_rows]
     for token in queries:
         heads = [
             attend_to_rows(token, key_rows[layer.kv_head(head)], value_rows[layer.kv_head(head)], layer, head)
@@ -168,6 +205,7 @@ def causal_linformer_attention(tokens: Array, layer: Layer, block_length: int) -
                 block = tokens[start : start + block_length]
                 key_rows += list(layer.key_rows[layer.kv_head(head)](block))
                 value_rows += list(layer.value_rows[layer.kv_head(head)](block))
-            heads.append(attend_to_rows(token, key_rows + own, value_rows + own, layer, head)[0])
+            blocks = first // block_length
+            heads.append(attend_to_rows(token, key_rows + own, value_rows + own, layer, head, blocks)[0])
         outputs.append(layer.output(np.concatenate(heads)))
     return np.array(outputs)

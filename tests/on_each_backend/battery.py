@@ -80,6 +80,7 @@ def reference_layer(layer, shared=None):
     if projection.matrices == 1:
         numbers = [0] * 2 * heads
     functions = [rows_function(projection, number) for number in numbers]
+    bias_MK = numpy(projection.bias).astype("float64") if projection.kind == "affine" else None
     width = layer.query_dense.kernel.shape[0]
     return reference.Layer(
         *(affine(dense, width) for dense in (layer.query_dense, layer.key_dense, layer.value_dense)),
@@ -88,6 +89,8 @@ def reference_layer(layer, shared=None):
         head_dim=layer.key_dim,
         key_rows=functions[:heads],
         value_rows=functions[heads:],
+        key_bias=() if bias_MK is None else list(bias_MK[numbers[:heads]]),
+        value_bias=() if bias_MK is None else list(bias_MK[numbers[heads:]]),
     )
 
 

@@ -127,6 +127,21 @@ def test_the_layers_have_equal_outputs(projection, sharing):
 
 
 @only_torch
+@pytest.mark.parametrize(("projection", "sharing"), [*some_sharings(), ("none", "headwise")])
+def test_the_layers_have_equal_outputs_for_separate_keys_and_values(projection, sharing):
+    options = {"max_length": 24, "projected_length": 5, "projection": projection, "sharing": sharing, "context_dim": 10}
+    layer = from_torch(linformer_kit.LinformerAttention(12, 3, **options, rescale=projection == "linear"))
+    randomize(layer)
+    torch_layer = to_torch(layer).eval()
+    x, key, value = normal(3, 19, 12), normal(3, 19, 10), normal(3, 19, 10)
+    with torch.no_grad():
+        expected = torch_layer(
+            torch.from_numpy(x), torch.from_numpy(key), value=torch.from_numpy(value), mask=torch.from_numpy(MASK)
+        )
+    assert_close(layer(x, value, key, value_mask=MASK), expected.numpy())
+
+
+@only_torch
 @pytest.mark.parametrize(
     "changes", [{"sharing": "none"}, {"sharing": "none", "projection": "conv"}, {"projection": "dynamic"}]
 )
@@ -171,6 +186,10 @@ def test_unsupported_models_raise_an_error(tmp_path):
         from_torch(make_torch_model("LinformerModel", is_decoder=True))
     with pytest.raises(ValueError, match=r"eos_token_id is \[2, 3\], but Keras models have one end_id"):
         from_torch(make_torch_model("LinformerForCausalLM", eos_token_id=[2, 3]))
+    for changes in ({"embedding_size": 6}, {"outer_norms": False}, {"reversible": True}, {"intermediate_size": 0}):
+        ((name, value),) = changes.items()
+        with pytest.raises(ValueError, match=f"{name} is {value}, but .*; use the PyTorch model"):
+            from_torch(make_torch_model("LinformerForMaskedLM", **changes))
     with pytest.raises(FileNotFoundError, match=r"has no model: there is neither config\.json nor model/config\.json"):
         from_torch(tmp_path)
     make_torch_model("LinformerForQuestionAnswering").save_pretrained(tmp_path)

@@ -3,7 +3,7 @@
 Shapes: B batch, N length, T target length, V vocabulary, C model size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -65,18 +65,29 @@ def require_model_agreement(name: str, model: nn.Module, exact: Any, ids_BN: Ten
 def plain_hidden_states(model: Any, ids_BN: Tensor, source_BNC: Tensor | None = None) -> Tensor:
     """The last hidden states of a `LinformerModel`: (B, N, C)."""
     x_BNC = plain_embeddings(model.embeddings, ids_BN)
+    other_BNC = x_BNC  # of reversible layers, which alternate between two streams
     for layer in model.layers:
-        plain = plain_causal_attention if isinstance(layer.attention, CausalLinformerAttention) else plain_attention
-        attend = partial(plain_mixing, layer.local, partial(plain, layer.attention, projection=model.projection))
-        x_BNC = plain_residual(layer.attention_residual, x_BNC, attend)
-        if source_BNC is not None:
-            source = {"context_BNC": source_BNC, "projection": model.source_projection}
-            cross = partial(plain_attention, layer.cross_attention, **source)
-            x_BNC = plain_residual(layer.cross_attention_residual, x_BNC, cross)
-        parts = layer.feed_forward
-        feed_forward = nn.Sequential(parts.inner, parts.activation, parts.outer)
-        x_BNC = plain_residual(layer.feed_forward_residual, x_BNC, feed_forward)
+        for residual, function in plain_sublayers(model, layer, source_BNC):
+            if model.config.reversible:
+                x_BNC, other_BNC = other_BNC + function(residual.norm(x_BNC)), x_BNC
+            else:
+                x_BNC = plain_residual(residual, x_BNC, function)
+    x_BNC = x_BNC + other_BNC if model.config.reversible else x_BNC
     return x_BNC if model.norm is None else model.norm(x_BNC)
+
+
+def plain_sublayers(
+    model: Any, layer: Any, source_BNC: Tensor | None
+) -> Iterator[tuple[Any, Callable[[Tensor], Tensor]]]:
+    """The residuals of a layer and their functions."""
+    plain = plain_causal_attention if isinstance(layer.attention, CausalLinformerAttention) else plain_attention
+    attend = partial(plain, layer.attention, projection=model.projection)
+    yield layer.attention_residual, partial(plain_mixing, layer.local, attend)
+    if source_BNC is not None:
+        source = {"context_BNC": source_BNC, "projection": model.source_projection}
+        yield layer.cross_attention_residual, partial(plain_attention, layer.cross_attention, **source)
+    if (parts := layer.feed_forward) is not None:
+        yield layer.feed_forward_residual, nn.Sequential(parts.inner, parts.activation, parts.outer)
 
 
 def plain_embeddings(embeddings: Any, ids_BN: Tensor) -> Tensor:
@@ -85,7 +96,7 @@ def plain_embeddings(embeddings: Any, ids_BN: Tensor) -> Tensor:
         x_BNC = x_BNC + embeddings.position_embeddings(torch.arange(ids_BN.shape[1])).to(x_BNC.dtype)
     if embeddings.token_type_embeddings is not None:
         x_BNC = x_BNC + embeddings.token_type_embeddings.weight[0]
-    return embeddings.norm(x_BNC)
+    return embeddings.dense(x_BNC if embeddings.norm is None else embeddings.norm(x_BNC))
 
 
 def plain_mixing(local: Any, attend: Callable[[Tensor], Tensor], x_BNC: Tensor) -> Tensor:
@@ -103,4 +114,4 @@ def plain_logits(model: Any, ids_BN: Tensor, target_BT: Tensor) -> Tensor:
         hidden_BTC = plain_hidden_states(model.decoder, target_BT, plain_hidden_states(model.encoder, ids_BN))
     else:
         hidden_BTC = plain_hidden_states(model.model, torch.cat([ids_BN, target_BT], dim=1))[:, ids_BN.shape[1] :]
-    return model.lm_head(hidden_BTC)
+    return model.lm_head(model.head(hidden_BTC))

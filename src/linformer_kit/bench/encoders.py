@@ -20,7 +20,15 @@ from ..models.modeling_linformer import LinformerModel
 from ..models.projection_linformer import LinearProjection
 from .checks import require_model_agreement
 from .layers import copy_to_linformer, copy_to_linformer_pytorch
-from .point import CHECKED_BATCH, CHECKED_LENGTH, FULL_EAGER, LINFORMER_PYTORCH, Point
+from .point import (
+    CHECKED_BATCH,
+    CHECKED_LENGTH,
+    FULL_EAGER,
+    LINFORMER_PYTORCH,
+    OURS_CHECKPOINTING,
+    OURS_REVERSIBLE,
+    Point,
+)
 from .workload import Build, Workload, torch_workload
 
 VOCABULARY = 8192
@@ -54,6 +62,7 @@ def our_encoder(point: Point) -> LinformerModel:
     """Our encoder without dropout; post-norm for linformer-pytorch, which supports nothing else."""
     options = {**config_options(point), **NO_DROPOUT, **point.projection_options}
     options["norm_first"] = point.implementation != LINFORMER_PYTORCH
+    options["reversible"] = point.implementation == OURS_REVERSIBLE
     config = LinformerConfig(**options) if point.model is None else saved_encoder_config(point.model, point)
     config._attn_implementation = "eager" if point.implementation == FULL_EAGER else "sdpa"
     model = LinformerModel(config)
@@ -61,6 +70,8 @@ def our_encoder(point: Point) -> LinformerModel:
         if isinstance(module, LinearProjection):
             # rows of unit variance, also for the few tokens of a check; with segment means most would be 0
             nn.init.normal_(module.weight, std=min(point.length, CHECKED_LENGTH) ** -0.5)
+    if point.implementation == OURS_CHECKPOINTING:
+        model.gradient_checkpointing_enable()
     return model
 
 

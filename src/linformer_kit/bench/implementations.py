@@ -18,6 +18,8 @@ from .point import (
     LINFORMER_PYTORCH,
     NO_ATTENTION_DROPOUT,
     OURS,
+    OURS_CHECKPOINTING,
+    OURS_REVERSIBLE,
     Point,
     Subject,
 )
@@ -109,6 +111,10 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "led": Implementation(TRANSFORMERS, False, {"encoder-decoder": generators.led}),
     "long-t5": Implementation(TRANSFORMERS, False, {"encoder-decoder": generators.long_t5}),
     GEMM: Implementation("torch", False, {"layer": layers.Gemm}),
+    **{
+        name: Implementation(KIT, True, {"encoder": encoders.our_encoder})
+        for name in (OURS_REVERSIBLE, OURS_CHECKPOINTING)
+    },
 }
 # where several variants are measured; otherwise one, the empty string
 VARIANTS = {

@@ -14,6 +14,8 @@ TRAINING_SUBJECTS = ("trainer", "preparation")  # run linformer_kit.training
 NO_ATTENTION_DROPOUT = "no attention dropout"  # a variant; fused attention is possible then
 
 OURS = "linformer-kit"
+OURS_REVERSIBLE = "linformer-kit-reversible"
+OURS_CHECKPOINTING = "linformer-kit-checkpointing"  # with gradient checkpointing
 FULL = "full-attention"
 FULL_EAGER = "full-attention-eager"
 LINFORMER = "linformer"
@@ -22,7 +24,7 @@ BERT_EAGER = "bert-eager"
 GEMM = "gemm"
 NAMES = (
     *(OURS, FULL, FULL_EAGER, LINFORMER, LINFORMER_PYTORCH, "bert", BERT_EAGER, "modern-bert", "longformer"),
-    *("big-bird", "nystromformer", "fnet", "led", "long-t5", GEMM),
+    *("big-bird", "nystromformer", "fnet", "led", "long-t5", GEMM, OURS_REVERSIBLE, OURS_CHECKPOINTING),
 )
 # the reference of ratios is the first of these that was measured: full attention, then other attention
 BASELINES = (

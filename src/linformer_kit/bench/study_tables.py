@@ -212,10 +212,18 @@ class Study:
         return [table.config, *overrides]
 
 
+# fields of LinformerConfig that are younger than published results; at their defaults, these results stay valid
+ADDED_FIELDS = (
+    *("embedding_size", "outer_norms", "reversible"),
+    *("decoder_hidden_size", "decoder_num_attention_heads", "decoder_intermediate_size"),
+)
+
+
 def fingerprint_of(config: RunConfig, table: StudyTable, start: Job | None) -> str:
     """Hash of every setting that changes what is learned, with the defaults of the model filled in."""
     model = resolve_model_config(config.model).to_dict()
-    names = [name for name in LinformerConfig.__annotations__ if name not in DERIVED_FIELDS]
+    added = {name for name in ADDED_FIELDS if model[name] == getattr(LinformerConfig, name)}
+    names = [name for name in LinformerConfig.__annotations__ if name not in DERIVED_FIELDS and name not in added]
     tree = {**config_to_dict(config), "model": {name: model[name] for name in names}}
     settings = {key: value for key, value in flatten_keys(tree) if key not in CHANGEABLE_KEYS | {"seed"}}
     for key in SOURCE_KEYS:

@@ -67,7 +67,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     It accepts the arguments of `MultiHeadAttention`, has the same weights under the same names, and adds E and F:
 
     - `projection_dim`: the projected length K. None: full attention, computed by `MultiHeadAttention` itself.
-    - `projection`: "linear", "dynamic", "conv", "mean", "max" or "random". `rescale`: see docs/mathematics.md.
+    - `projection`: "linear", "affine", "dynamic", "conv", "mean", "max" or "random".
+    - `rescale`: see docs/mathematics.md.
     - `sharing`: "headwise" (E and F, shared by all heads), "kv" (E = F), "none" (E and F for each head), or "layerwise"
       (a subclass of `keras.Model` creates one with `make_projection` and passes it to every call as
       `shared_projection`).
@@ -245,8 +246,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         else:
             key_rows, present_BK = projection(tokens[0], lengths_B, part="keys")
             value_rows, _ = projection(tokens[1], lengths_B, part="values")
-        keys_BKHD = self._features(self.key_dense, key_rows)
-        values_BKHD = self._features(self.value_dense, value_rows)
+        keys_BKHD = projection.with_row_bias(self._features(self.key_dense, key_rows), "keys")
+        values_BKHD = projection.with_row_bias(self._features(self.value_dense, value_rows), "values")
         return zero_empty_examples(KeysValues(keys_BKHD, values_BKHD, present_BK), lengths_B)
 
     def attend(

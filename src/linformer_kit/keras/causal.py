@@ -133,8 +133,8 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
         return [
             ops.reshape(features_ZSHD, (-1, blocks, *features_ZSHD.shape[1:]))
             for features_ZSHD in (
-                self._features(self.key_dense, rows_ZMSC[:, projection.slice_of("keys")]),
-                self._features(self.value_dense, rows_ZMSC[:, projection.slice_of("values")]),
+                projection.with_row_bias(self._features(dense, rows_ZMSC[:, projection.slice_of(part)]), part)
+                for dense, part in ((self.key_dense, "keys"), (self.value_dense, "values"))
             )
         ]
 

@@ -51,7 +51,7 @@ class Projection(ProjectionFacts, keras.layers.Layer):
     """Base class of all projections. With `sharing="layerwise"` a model owns one and passes it to its layers."""
 
     kinds: ClassVar[dict[str, type["Projection"]]] = {}
-    matrix_axis: ClassVar[int] = 1  # the axis of the weight that counts the matrices
+    matrix_axis: ClassVar[int] = -2  # the axis of the weights that counts the matrices
     max_length: int | None = None  # None: any length
     options: dict[str, Any]  # the options of `make_projection`
 
@@ -77,6 +77,10 @@ class Projection(ProjectionFacts, keras.layers.Layer):
     def rows(self, length: Any) -> Any:
         """The number of rows for `length` tokens."""
         raise NotImplementedError
+
+    def with_row_bias(self, features_BKHD: Tensor, part: str) -> Tensor:
+        """The features of "keys" or "values", plus the biases of `affine`; unchanged for other kinds."""
+        return features_BKHD
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
@@ -128,6 +132,19 @@ class LinearProjection(Projection, kind="linear"):
         return sqrt_ratio(ops.sum(squares_NMK, axis=0), real)
 
 
+class AffineProjection(LinearProjection, kind="affine"):
+    """A learned matrix and a learned bias for each row, which is added to all features of its key and value."""
+
+    def build(self, _: Any = None) -> None:
+        super().build()
+        shape = (self.matrices, self.projected_length)
+        self.bias = self.add_weight(shape=shape, initializer="zeros", name="bias")
+
+    def with_row_bias(self, features_BKHD: Tensor, part: str) -> Tensor:
+        bias_KM = ops.transpose(ops.cast(self.bias[self.slice_of(part)], features_BKHD.dtype))
+        return features_BKHD + bias_KM[..., None]
+
+
 class RandomProjection(LinearProjection, kind="random"):
     """A fixed Gaussian matrix N(0, 1/K), the R of the paper's Theorem 1. Saved with the model, not trained."""
 
@@ -177,7 +194,7 @@ class ConvProjection(Projection, kind="conv"):
     can_rescale = True
     sized_by_max_length = True
     sized_by_width = True
-    matrix_axis = 0
+    matrix_axis = -3
 
     def __init__(
         self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any

@@ -59,6 +59,16 @@ CLASSIFIER_NAMES = {
     "pooling": "classifier_pooling",
     "classifier_dropout": "classifier_dropout",
 }
+# fields of LinformerConfig that Keras models do not have, with the value that they stand for
+FIXED = {
+    "embedding_size": None,
+    "outer_norms": True,
+    "reversible": False,
+    "decoder_vocab_size": None,
+    "decoder_hidden_size": None,
+    "decoder_num_attention_heads": None,
+    "decoder_intermediate_size": None,
+}
 # options that do not affect the weights
 CHANGEABLE = (
     *("dropout", "attention_dropout", "classifier_dropout", "classifier_activation", "pad_id", "start_id", "end_id"),
@@ -89,8 +99,8 @@ def attention_pairs(attention: LinearMultiHeadAttention, name: str) -> Pairs:
 
 
 def projection_pairs(projection: Any, name: str) -> Pairs:
-    if projection is not None and projection.weights:
-        yield f"{name}.weight", projection.weight
+    for variable in () if projection is None else projection.weights:
+        yield f"{name}.{variable.name}", variable
 
 
 def dense_pairs(layer: Any, name: str) -> Pairs:
@@ -164,8 +174,8 @@ def parameter_pairs(model: Any) -> Pairs:
             yield from stack_pairs(model.decoder, "model.")
             yield from output_pairs(model.words)
         case LinformerSeq2Seq():
-            yield from stack_pairs(model.encoder, "encoder.")
-            yield from stack_pairs(model.decoder, "decoder.")
+            yield from stack_pairs(model.encoder, "model.encoder.")
+            yield from stack_pairs(model.decoder, "model.decoder.")
             yield from output_pairs(model.target_words)
         case _:
             raise no_torch_class(model)
@@ -225,7 +235,7 @@ def from_torch(source: Any, **changes: Any) -> Any:
     if isinstance(source, LinformerAttention):
         options = attention_options(source)
         layer = LinearMultiHeadAttention(**{**options, **changes})
-        layer.build((None, None, source.embed_dim), (None, None, source.embed_dim))
+        layer.build((None, None, source.embed_dim), (None, None, source.context_dim))
         sizes = (source.num_heads, source.num_kv_heads, source.head_dim, source.sharing)
         assign(layer, repeat_kv_heads(weights, *sizes, options["projection"]))
         return layer
@@ -239,6 +249,7 @@ def from_torch(source: Any, **changes: Any) -> Any:
         raise ValueError(
             "a LinformerModel with is_decoder=True has no Keras counterpart; convert the LinformerForCausalLM around it"
         )
+    check_supported(config)
     options = {name: getattr(config, field) for name, field in NAMES.items()}
     if options["projection"] == "none":
         options |= {"projection": "linear", "full_attn": True, "rescale": False}
@@ -254,6 +265,21 @@ def from_torch(source: Any, **changes: Any) -> Any:
     head_dim = config.head_dim or config.hidden_size // heads
     assign(model, repeat_kv_heads(weights, heads, kv_heads, head_dim, config.sharing, config.projection))
     return model
+
+
+def check_supported(config: Any) -> None:
+    """Raise for options of PyTorch models that Keras models do not have."""
+    for field, value in FIXED.items():
+        is_default = field == "embedding_size" and config.embedding_width == config.hidden_size
+        if getattr(config, field) != value and not is_default:
+            raise ValueError(
+                f"{field} is {getattr(config, field)!r}, but Keras models have no such option (they compute with "
+                f"{field}={value!r}), so the weights would give other outputs; use the PyTorch model"
+            )
+    if not config.intermediate_size:
+        raise ValueError(
+            "intermediate_size is 0, but layers of Keras models always have a feed-forward; use the PyTorch model"
+        )
 
 
 def attention_options(layer: Any) -> dict[str, Any]:
@@ -283,7 +309,7 @@ def repeat_kv_heads(
         if owner in ("key", "value"):
             by_head = value.reshape(kv_heads, head_dim, *value.shape[1:])
             repeated[name] = np.repeat(by_head, group, axis=0).reshape(heads * head_dim, *value.shape[1:])
-        elif owner == "projection" and sharing == "none":  # E and F for each head
+        elif owner == "projection" and sharing == "none":  # E and F for each head, and the biases of `affine`
             repeated[name] = np.repeat(value, group, axis=Projection.kinds[projection].matrix_axis)
     return repeated
 
@@ -356,11 +382,11 @@ def make_torch_attention(layer: LinearMultiHeadAttention) -> Any:
 
     if not layer.built:
         raise ValueError("this layer has no weights yet; call it or build it first")
-    width = layer.query_dense.kernel.shape[0]
+    width, context_width = layer.query_dense.kernel.shape[0], layer.key_dense.kernel.shape[0]
     supported = {
         "value_dim": layer.value_dim == layer.key_dim,
         "output_shape": layer.output_dense.kernel.shape[-1] == width and len(layer.output_dense.kernel.shape) == 3,
-        "different key or value width": layer.key_dense.kernel.shape[0] == layer.value_dense.kernel.shape[0] == width,
+        "different width of keys and values": layer.value_dense.kernel.shape[0] == context_width,
         "use_gate": not layer.get_config()["use_gate"],
         "causal mask": not isinstance(layer, CausalLinearMultiHeadAttention),
         "multi-axis sequence": layer.reads_sequences,
@@ -382,4 +408,5 @@ def make_torch_attention(layer: LinearMultiHeadAttention) -> Any:
         rescale=False if is_full else layer.rescale,
         dropout=layer.dropout,
         bias=layer.use_bias,
+        context_dim=context_width,
     )

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
 from .options_linformer import checked_options, positive_integer
@@ -60,15 +60,21 @@ class KeysValues(NamedTuple):
         return KeysValues(self.keys_BGKD[index_B], self.values_BGKD[index_B], present_BK)
 
 
-def key_costs(projection: Projection, length: int, channels: int, features: int) -> dict[KeyOrder, int]:
-    """Multiply-adds of one example's keys and values in each possible order; `features` is G·D."""
-    rows = projection.rows(length)
+def key_costs(
+    projection: Projection, length: int, channels: int, features: int, separate: bool = False
+) -> dict[KeyOrder, int]:
+    """Multiply-adds of one example's keys and values in each possible order; `features` is G·D.
+
+    `separate`: keys and values have their own tokens, so that a matrix E = F is applied to both.
+    """
+    rows, times = projection.rows(length), 2 if separate and projection.matrices == 1 else 1
     costs: dict[KeyOrder, int] = {
-        "sequence first": projection.multiply_adds_per_channel(length) * channels + 2 * rows * channels * features
+        "sequence first": times * projection.multiply_adds_per_channel(length) * channels
+        + 2 * rows * channels * features
     }
     if isinstance(projection, DenseProjection):
         costs["features first"] = (
-            projection.own_multiply_adds_per_channel(length) * channels
+            times * projection.own_multiply_adds_per_channel(length) * channels
             + 2 * length * channels * features
             + 2 * length * rows * features
         )
@@ -149,6 +155,7 @@ class LinformerAttention(MultiHeadLayer):
         rescale: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
+        context_dim: int | None = None,
     ):
         super().__init__(
             embed_dim,
@@ -162,6 +169,7 @@ class LinformerAttention(MultiHeadLayer):
             rescale=rescale,
             dropout=dropout,
             bias=bias,
+            context_dim=context_dim,
         )
 
     @overload
@@ -170,6 +178,7 @@ class LinformerAttention(MultiHeadLayer):
         x: Tensor,
         context: Tensor | None = None,
         *,
+        value: Tensor | None = None,
         mask: Tensor | None = None,
         projection: Projection | None = None,
         need_weights: Literal[False] = False,
@@ -181,6 +190,7 @@ class LinformerAttention(MultiHeadLayer):
         x: Tensor,
         context: Tensor | None = None,
         *,
+        value: Tensor | None = None,
         mask: Tensor | None = None,
         projection: Projection | None = None,
         need_weights: Literal[True],
@@ -192,48 +202,78 @@ class LinformerAttention(MultiHeadLayer):
         x: Tensor,
         context: Tensor | None = None,
         *,
+        value: Tensor | None = None,
         mask: Tensor | None = None,
         projection: Projection | None = None,
         need_weights: bool,
         fused: bool = True,
     ) -> Tensor | tuple[Tensor, Tensor]: ...
-    def forward(self, x, context=None, *, mask=None, projection=None, need_weights=False, fused=True):
-        """Attend from `x` (B, L, C) to `context` (B, N, C), by default `x` itself. Returns (B, L, C).
+    def forward(self, x, context=None, *, value=None, mask=None, projection=None, need_weights=False, fused=True):
+        """Attend from `x` (B, L, embed_dim) to `context` (B, N, context_dim), by default `x`; (B, L, embed_dim).
+
+        - `value` (B, N, context_dim) gives the values, and `context` only the keys; by default, it gives both. The
+          rows of the keys are made from `context` with E, those of the values from `value` with F.
 
         - `mask` (B, N) is True at the real tokens of the context. The output of an example without real tokens is b_O.
-        - `projection` is the shared projection, with `sharing="layerwise"` only.
+        - `projection` replaces the projection of the layer in this call. It has the same number of rows, or more,
+          which are cut to `projected_length` (see `Projection.cut`). With `sharing="layerwise"` it is required.
         - `need_weights` also returns the (B, H, L, K) attention weights.
         - `fused=False` computes the softmax in separate steps, which stores the weights.
         """
         check_features("x", x, self.embed_dim, self._like(x))
+        if context is None and self.context_dim != self.embed_dim:
+            raise ValueError(
+                f"context is missing: with embed_dim={self.embed_dim} and context_dim={self.context_dim}, x cannot be "
+                f"its own context; pass a context of width {self.context_dim}, or build the layer without context_dim"
+            )
         if context is None and mask is not None:
             # padding may hold anything, and as queries it would reach the gradients of the weights
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
-        keys_values = self.project(x if context is None else context, mask, projection)
+        keys_values = self.project(x if context is None else context, mask, projection, value)
         output, weights = self.attend(x, keys_values, need_weights, fused)
         return (output, weights) if need_weights else output
 
-    def project(self, context: Tensor, mask: Tensor | None = None, projection: Projection | None = None) -> KeysValues:
-        """The keys and values of `context` (B, N, C), which can be kept for several calls of `attend`."""
+    def project(
+        self,
+        context: Tensor,
+        mask: Tensor | None = None,
+        projection: Projection | None = None,
+        value: Tensor | None = None,
+    ) -> KeysValues:
+        """The keys and values of `context` (B, N, context_dim), which can be kept for several calls of `attend`."""
         projection = self._projection(projection)
-        check_features("context", context, self.embed_dim, self._like(context))
+        self._check_context(context, value)
         projection.check_length(context.shape[1])
         lengths_B = None
         if mask is not None:
             # E mixes positions, so padding must be zero before it; a mask after it is too late
-            context, lengths_B, _ = real_tokens_first(context, boolean_mask("mask", mask, context))
+            mask_BN = boolean_mask("mask", mask, context)
+            context, lengths_B, _ = real_tokens_first(context, mask_BN)
+            value = None if value is None else real_tokens_first(value, mask_BN)[0]
         elif not is_static(context.shape[1]):  # there may be more windows than the tokens fill: see `windows`
             lengths_B = context.new_full(context.shape[:1], context.shape[1], dtype=torch.long)
-        order = self._key_order(projection, context.shape[1])
+        order = self._key_order(projection, context.shape[1], value is not None)
         keys, values, present = (self._sequence_first if order == "sequence first" else self._features_first)(
-            projection, context, lengths_B
+            projection, context, value, lengths_B
         )
+        keys, values = projection.with_row_bias(keys, values)
         if lengths_B is not None:
             is_empty_B = lengths_B == 0
             values = values.masked_fill(is_empty_B[:, None, None, None], 0)
             # an empty softmax is nan: use all rows, whose values are zero
             present = None if present is None else present | is_empty_B[:, None]
         return KeysValues(keys, values, present)
+
+    def _check_context(self, context: Tensor, value: Tensor | None) -> None:
+        """Raise unless there are tokens of the right width, and as many values as keys."""
+        width = "embed_dim" if self.context_dim == self.embed_dim else "context_dim"
+        for name, tokens in (("context", context), *([] if value is None else [("value", value)])):
+            check_features(name, tokens, self.context_dim, self._like(tokens), width)
+        if value is not None and value.shape != context.shape:
+            raise ValueError(
+                f"value has shape {tuple(value.shape)} but the context, which gives the keys, has shape "
+                f"{tuple(context.shape)}; pass one value for each key"
+            )
 
     def attend(
         self, x: Tensor, context: KeysValues, need_weights: bool = False, fused: bool = True
@@ -277,12 +317,13 @@ class LinformerAttention(MultiHeadLayer):
         keys = self._key_order(projection, context_length)
         rows = projection.rows(context_length)
         queries = self._query_order(length, rows)
-        cost = key_costs(projection, context_length, self.embed_dim, self.num_kv_heads * self.head_dim)[keys]
+        cost = key_costs(projection, context_length, self.context_dim, self.num_kv_heads * self.head_dim)[keys]
         cost += query_costs(length, rows, self.embed_dim, self.num_heads, self.head_dim)[queries]
         return Plan(keys, queries, batch * cost)
 
-    def _key_order(self, projection: Projection, length: int) -> KeyOrder:
-        costs = key_costs(projection, length_to_plan(length), self.embed_dim, self.num_kv_heads * self.head_dim)
+    def _key_order(self, projection: Projection, length: int, separate: bool = False) -> KeyOrder:
+        features = self.num_kv_heads * self.head_dim
+        costs = key_costs(projection, length_to_plan(length), self.context_dim, features, separate)
         if not (is_plain_linear(self.key) and is_plain_linear(self.value)):
             return "sequence first"
         return cheapest(costs)
@@ -294,36 +335,47 @@ class LinformerAttention(MultiHeadLayer):
             return "per head"
         return cheapest(costs)
 
-    def _sequence_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
+    def _sequence_first(
+        self, projection: Projection, context_BNC: Tensor, value_BNC: Tensor | None, lengths_B: Tensor | None
+    ) -> KeysValues:
         """`(Eᵀ X) W + b`."""
-        rows_BMKC, present_BK = projection(x_BNC, lengths_B)
-        keys_BGKD = self._project_rows(self.key, rows_BMKC[:, projection.key_slice()])
-        values_BGKD = self._project_rows(self.value, rows_BMKC[:, projection.value_slice()])
+        E, F = projection.key_slice(), projection.value_slice()
+        if value_BNC is None:
+            rows_BMKC, present_BK = projection(context_BNC, lengths_B)
+            key_rows, value_rows = rows_BMKC[:, E], rows_BMKC[:, F]
+        else:
+            key_rows, present_BK = projection.part(E)(context_BNC, lengths_B)
+            value_rows = projection.part(F)(value_BNC, lengths_B).rows_BMKC
+        keys_BGKD, values_BGKD = self._project_rows(self.key, key_rows), self._project_rows(self.value, value_rows)
         return KeysValues(keys_BGKD, values_BGKD, present_BK)
 
-    def _features_first(self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None) -> KeysValues:
+    def _features_first(
+        self, projection: Projection, context_BNC: Tensor, value_BNC: Tensor | None, lengths_B: Tensor | None
+    ) -> KeysValues:
         """`Eᵀ (X W) + b`: the bias comes last, because E must not scale it."""
         assert isinstance(projection, DenseProjection)
-        E, scale = projection.matrices_for(x_BNC, lengths_B)
 
-        def project(linear: nn.Linear, matrices: slice) -> Tensor:
-            features_BNGD = F.linear(x_BNC, linear.weight).unflatten(-1, (self.num_kv_heads, self.head_dim))
-            E_one = E[..., matrices, :].expand(*E.shape[:-2], self.num_kv_heads, -1)
+        def project(linear: nn.Linear, x_BNC: Tensor, E: Tensor, scale: Tensor | None) -> Tensor:
+            features_BNGD = functional.linear(x_BNC, linear.weight).unflatten(-1, (self.num_kv_heads, self.head_dim))
+            E_one = E.expand(*E.shape[:-2], self.num_kv_heads, -1)
             equation = "ngk,bngd->bgkd" if E.dim() == 3 else "bngk,bngd->bgkd"
             projected_BGKD = torch.einsum(equation, E_one, features_BNGD)
             if scale is not None:
-                projected_BGKD = scaled(projected_BGKD, scale[..., matrices, :, None])
+                projected_BGKD = scaled(projected_BGKD, scale[..., None])
             if linear.bias is None:
                 return projected_BGKD
             bias_G1D = linear.bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None]
             # under autocast, the sum would have the precision of the bias
             return projected_BGKD + bias_G1D.to(projected_BGKD.dtype)
 
-        keys_BGKD, values_BGKD = (
-            project(self.key, projection.key_slice()),
-            project(self.value, projection.value_slice()),
-        )
-        return KeysValues(keys_BGKD, values_BGKD, None)
+        key_part, value_part = projection.key_slice(), projection.value_slice()
+        if value_BNC is None:
+            value_BNC, both = context_BNC, projection.matrices_for(context_BNC, lengths_B)
+            E, F = both.part(key_part), both.part(value_part)
+        else:
+            E = projection.part(key_part).matrices_for(context_BNC, lengths_B)
+            F = projection.part(value_part).matrices_for(value_BNC, lengths_B)
+        return KeysValues(project(self.key, context_BNC, *E), project(self.value, value_BNC, *F), None)
 
     def _per_head(self, context: KeysValues, need_weights: bool, fused: bool) -> Attend:
         """`softmax((X W_Q + b_Q) keysᵀ / √D) values · W_O + b_O`."""
@@ -354,8 +406,10 @@ class LinformerAttention(MultiHeadLayer):
         values_BHKD = self._for_every_head(context.values_BGKD)
         folded_values_BHKC = torch.einsum("bhkd,chd->bhkc", values_BHKD, self.output.weight.unflatten(1, heads))
         dropout, bias = self._dropout_now(), self.output.bias
-        if bias is not None and not dropout:
-            # the weights of a head sum to 1, so a bias on the values of one head is a bias on the output, at no cost
+        bias_is_folded = not dropout and not need_weights
+        if bias is not None and bias_is_folded:
+            # the weights of a head sum to 1, so a bias on the values of one head is a bias on the output, at no cost;
+            # but the gradient of the weights would contain it
             folded_values_BHKC[:, 0] += bias
         folded_bias_B1F, folded_values_BFC = folded_bias_BHK.flatten(1)[:, None], folded_values_BHKC.flatten(1, 2)
 
@@ -364,9 +418,12 @@ class LinformerAttention(MultiHeadLayer):
         ) -> tuple[Tensor, Tensor | None]:
             scores_BLF = torch.baddbmm(folded_bias_B1F[examples], x_BLC, folded_keys_BFC[examples].transpose(1, 2))
             weights_BLHK = scores_BLF.unflatten(-1, (self.num_heads, -1)).softmax(dim=-1).to(folded_values_BFC.dtype)
-            output_BLC = torch.bmm(F.dropout(weights_BLHK, dropout).flatten(2), folded_values_BFC[examples], out=out)
-            if bias is not None and dropout:
+            # the output is computed from the returned tensor itself, so that it has a gradient
+            weights_BHLK = weights_BLHK.transpose(1, 2)
+            weights_BLF = functional.dropout(weights_BHLK.transpose(1, 2), dropout).flatten(2)
+            output_BLC = torch.bmm(weights_BLF, folded_values_BFC[examples], out=out)
+            if bias is not None and not bias_is_folded:
                 output_BLC += bias
-            return output_BLC, weights_BLHK.transpose(1, 2) if need_weights else None
+            return output_BLC, weights_BHLK if need_weights else None
 
         return attend

@@ -11,19 +11,23 @@ H heads, G key-value heads, D head size, F = G·D, C model size.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import MappingKey, register_pytree_node
 
-from .multihead_linformer import MultiHeadLayer, softmax_attention
+from .multihead_linformer import MultiHeadLayer, softmax_attention, softmax_weights
 from .options_linformer import checked_options, positive_integer
 from .projection_linformer import NoProjection, Projection, is_static, real_positions, real_tokens_first, windows
 from .validation_linformer import boolean_mask, check_features
 
 # queries per chunk, in whole blocks: enough for fast products, few enough to skip most of the masked scores
 QUERY_CHUNK = 128
+
+# the tensors of a cache, in the order in which an exported graph has them
+CACHE_TENSORS = ("summary_keys", "summary_values", "open_tokens", "open_keys", "open_values", "seen")
 
 # one number for the whole batch, or, if the batch was padded, a tensor (B,)
 Count = int | Tensor
@@ -70,6 +74,35 @@ class CausalCache:
             open=Tokens(*(rows[index_B] for rows in self.open)),
             seen=self.seen if isinstance(self.seen, int) else self.seen[index_B],
         )
+
+
+def flatten_cache(cache: CausalCache) -> tuple[list[Any], tuple[tuple[str, int], ...]]:
+    """The tensors of a cache, and the rest."""
+    return [*cache.summaries, *cache.open, cache.seen], tuple(cache.sizes.items())
+
+
+def flatten_cache_with_names(cache: CausalCache) -> tuple[list[tuple[Any, Any]], tuple[tuple[str, int], ...]]:
+    """The tensors of a cache with the names that they have in an exported graph, and the rest."""
+    tensors, sizes = flatten_cache(cache)
+    return [(MappingKey(name), tensor) for name, tensor in zip(CACHE_TENSORS, tensors, strict=True)], sizes
+
+
+def unflatten_cache(tensors: Iterable[Any], sizes: Iterable[tuple[str, int]]) -> CausalCache:
+    """The cache with these tensors."""
+    summary_keys, summary_values, *open_rows, seen = tensors
+    return CausalCache(Summaries(summary_keys, summary_values), Tokens(*open_rows), seen, dict(sizes))
+
+
+# exported graphs take caches as inputs and return them
+register_pytree_node(
+    CausalCache,
+    flatten_cache,
+    unflatten_cache,
+    serialized_type_name="linformer_kit.CausalCache",
+    to_dumpable_context=list,
+    from_dumpable_context=lambda sizes: tuple((name, size) for name, size in sizes),
+    flatten_with_keys_fn=flatten_cache_with_names,
+)
 
 
 def append_rows(old: Iterable[Tensor], new: Iterable[Tensor], old_count: Count, new_count: Count) -> list[Tensor]:
@@ -158,7 +191,8 @@ class CausalLinformerAttention(MultiHeadLayer):
         """Attend from each token of `x` (B, T, C) to itself and the tokens before it. Returns (B, T, C).
 
         - `mask` (B, T) is True at real tokens; padding may be anywhere.
-        - `projection` is the shared projection, with `sharing="layerwise"` only.
+        - `projection` replaces the projection of the layer in this call. It has the same number of rows, or more,
+          which are cut to `slots` (see `Projection.cut`). With `sharing="layerwise"` it is required.
         - `need_weights` also returns the (B, H, T, S + T) attention weights on summaries and tokens; with
           projection="none" they are (B, H, T, T), on the tokens.
         - `fused=False` computes the softmax in separate steps, which stores the weights.
@@ -188,8 +222,12 @@ class CausalLinformerAttention(MultiHeadLayer):
         need_weights: bool = False,
         fused: bool = True,
         keep_cache: bool = True,
+        max_length: int | None = None,
     ) -> tuple[Tensor, Tensor | None, CausalCache | None]:
-        """Append tokens to the open block, summarize finished blocks, attend. Returns output, weights and new cache."""
+        """Append tokens to the open block, summarize finished blocks, attend. Returns output, weights and new cache.
+
+        With `max_length`, the new cache has room for that many tokens, and shapes that do not depend on their number.
+        """
         check_features("x", x, self.embed_dim, self._like(x))
         projection = self._projection(projection)
         slots = projection.rows(self.block_length)
@@ -200,7 +238,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         tokens = Tokens(x, self.key(x), self.value(x))
         if cache is not None:
             self._check_cache(cache, tokens, slots)
-            seen = cache.seen if isinstance(new, int) else cache.seen + torch.zeros_like(new)
+            seen = cache.seen + torch.zeros_like(new) if isinstance(new, Tensor) else cache.seen
             tokens = Tokens(*append_rows(cache.open, tokens, seen % self.block_length, new))
         if cache is not None and tokens.x_BPC.shape[1] < self.block_length:  # these tokens finish no block
             summaries = cache.summaries
@@ -212,30 +250,28 @@ class CausalLinformerAttention(MultiHeadLayer):
                     *append_rows(cache.summaries, summaries, before * slots, (after - before) * slots)
                 )
 
-        if isinstance(projection, NoProjection) and cache is None and fused and not need_weights:
-            heads_BTF, weights = self._attend_to_all(self.query(x), tokens), None
+        weights, query_BTF = None, self.query(x)
+        if need_weights:
+            is_full, places = isinstance(projection, NoProjection), None if mask is None else place_BT
+            heads_BTF, weights = self._attend_with_weights(query_BTF, tokens, summaries, seen, slots, is_full, places)
+        elif isinstance(projection, NoProjection) and cache is None and fused:
+            heads_BTF = self._attend_to_all(query_BTF, tokens)
         else:
-            heads_BTF, weights = self._attend(self.query(x), tokens, summaries, seen, slots, need_weights, fused)
-            if weights is not None and isinstance(projection, NoProjection) and isinstance(seen, int):
-                # a token of a finished block is its own summary: one column for both
-                on_summaries, on_tokens = weights.split([summaries.keys_BSF.shape[1], tokens.x_BPC.shape[1]], dim=-1)
-                before = seen // self.block_length * self.block_length
-                weights = F.pad(on_tokens, (before, 0)) + F.pad(
-                    on_summaries, (0, before + on_tokens.shape[-1] - on_summaries.shape[-1])
-                )
+            heads_BTF = self._attend(query_BTF, tokens, summaries, seen, slots, fused)
         output = self.output(heads_BTF)
-        if mask is not None:  # back to the order of the input
-            batch_B1 = torch.arange(x.shape[0], device=x.device)[:, None]
-            output = output[batch_B1, place_BT]
-            if weights is not None:
-                on_summaries, on_tokens = weights.transpose(1, 2)[batch_B1, place_BT].split(
-                    [weights.shape[-1] - x.shape[1], x.shape[1]], -1
-                )
-                on_tokens = on_tokens.movedim(-1, 1)[batch_B1, place_BT].movedim(1, -1)
-                weights = torch.cat([on_summaries, on_tokens], dim=-1).transpose(1, 2)
+        if mask is not None and not need_weights:  # back to the order of the input
+            output = output[torch.arange(x.shape[0], device=x.device)[:, None], place_BT]
         if not keep_cache:
             return output, weights, None
-        return output, weights, self._new_cache(cache, summaries, tokens, seen, seen + new, slots)
+        return output, weights, self._new_cache(cache, summaries, tokens, seen, seen + new, slots, max_length)
+
+    def _check_projection(self, given: Projection) -> None:
+        super()._check_projection(given)
+        if given.sized_by_max_length and given.options is not None and given.options["max_length"] != self.block_length:
+            raise ValueError(
+                f"the projection was built with max_length={given.options['max_length']} but this layer needs "
+                f"max_length={self.block_length}, its block_length; build it with the options of the layer"
+            )
 
     def _check_cache(self, cache: CausalCache, new_tokens: Tokens, slots: int) -> None:
         """Raise if the cache belongs to another layer, batch or dtype."""
@@ -272,19 +308,16 @@ class CausalLinformerAttention(MultiHeadLayer):
         blocks_XNC = x_BPC.reshape(batch * blocks, self.block_length, self.embed_dim)
         rows_XMKC = projection(blocks_XNC).rows_BMKC
 
-        def rows(linear, rows_XMKC: Tensor) -> Tensor:
-            features_XGKD = self._project_rows(linear, rows_XMKC)
-            shape = (batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
-            return features_XGKD.transpose(1, 2).reshape(shape)
-
-        key_rows, value_rows = rows_XMKC[:, projection.key_slice()], rows_XMKC[:, projection.value_slice()]
-        return Summaries(rows(self.key, key_rows), rows(self.value, value_rows))
+        keys_XGKD = self._project_rows(self.key, rows_XMKC[:, projection.key_slice()])
+        values_XGKD = self._project_rows(self.value, rows_XMKC[:, projection.value_slice()])
+        shape = (batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
+        keys_XGKD, values_XGKD = projection.with_row_bias(keys_XGKD, values_XGKD)
+        return Summaries(*(rows.transpose(1, 2).reshape(shape) for rows in (keys_XGKD, values_XGKD)))
 
     def _attend_to_all(self, query_BTF: Tensor, tokens: Tokens) -> Tensor:
         """`_attend` without projection and cache: full causal attention, in one fused call."""
-        query_BHTD = query_BTF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         heads_BHTD = F.scaled_dot_product_attention(
-            query_BHTD,
+            self._query_heads(query_BTF),
             self._heads(tokens.keys_BPF),
             self._heads(tokens.values_BPF),
             is_causal=True,
@@ -293,22 +326,14 @@ class CausalLinformerAttention(MultiHeadLayer):
         return heads_BHTD.transpose(1, 2).flatten(2)
 
     def _attend(
-        self,
-        query_BTF: Tensor,
-        tokens: Tokens,
-        summaries: Summaries,
-        seen: Count,
-        slots: int,
-        need_weights: bool,
-        fused: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, query_BTF: Tensor, tokens: Tokens, summaries: Summaries, seen: Count, slots: int, fused: bool
+    ) -> Tensor:
         """Attend, in chunks of queries, to summaries and tokens; `seen` tokens came before the first query."""
-        block, device, length = self.block_length, query_BTF.device, query_BTF.shape[1]
+        block, length = self.block_length, query_BTF.shape[1]
         all_tokens, all_summaries = tokens.x_BPC.shape[1], summaries.keys_BSF.shape[1]
-        first_token_X1 = as_column(seen, device) // block * block
         chunk = max(1, QUERY_CHUNK // block) * block
         if not is_static(length):  # the number of chunks is not known
-            queries = around = [(0, length)]
+            queries, around = [(0, length)], [(0, all_tokens)]
         elif isinstance(seen, int):  # chunks end at the ends of blocks, so that their tokens do not overlap
             opened = seen % block
             queries = list(pairwise([0, *range(chunk - opened, length, chunk), length]))
@@ -316,7 +341,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         else:  # examples are at different places of their blocks: take all tokens that any of them may see
             queries = list(pairwise([*range(0, length, chunk), length]))
             around = [(first // block * block, min(after + block - 1, all_tokens)) for first, after in queries]
-        outputs, all_weights = [], []
+        outputs = []
         for (first, after), (low, high), query_BQF, token_keys_BPF, token_values_BPF in zip(
             queries,
             around,
@@ -325,29 +350,82 @@ class CausalLinformerAttention(MultiHeadLayer):
             slice_rows(tokens.values_BPF, around),
             strict=True,
         ):
-            query_BHQD = query_BQF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             before = all_summaries
             if isinstance(seen, int) and is_static(length):
                 before = (seen + after - 1) // block * slots
             visible_X1QK = None
             if length > 1 or not isinstance(seen, int):  # a single new token sees everything
-                visible_X1QK = visible(
-                    as_column(seen, device) + torch.arange(first, after, device=device),
-                    first_token_X1 + torch.arange(low, high, device=device),
-                    torch.arange(before, device=device) // slots,
-                    block,
-                )[:, None]
-            keys_BHKD = self._heads(torch.cat([summaries.keys_BSF[:, :before], token_keys_BPF], dim=1))
-            values_BHKD = self._heads(torch.cat([summaries.values_BSF[:, :before], token_values_BPF], dim=1))
-            heads_BHQD, weights_BHQK = softmax_attention(
-                query_BHQD, keys_BHKD, values_BHKD, visible_X1QK, self._dropout_now(), need_weights, fused
+                visible_X1QK = self._visible(seen, (first, after), (low, high), before, slots, query_BTF.device)
+            heads_BHQD, _ = softmax_attention(
+                self._query_heads(query_BQF),
+                self._heads(torch.cat([summaries.keys_BSF[:, :before], token_keys_BPF], dim=1)),
+                self._heads(torch.cat([summaries.values_BSF[:, :before], token_values_BPF], dim=1)),
+                visible_X1QK,
+                self._dropout_now(),
+                need_weights=False,
+                fused=fused,
             )
             outputs.append(heads_BHQD.transpose(1, 2).flatten(2))
-            if weights_BHQK is not None:  # padded to the columns of all summaries and tokens
-                on_summaries, on_tokens = weights_BHQK.split([before, high - low], dim=-1)
-                on_summaries = F.pad(on_summaries, (0, all_summaries - before))
-                all_weights.append(torch.cat([on_summaries, F.pad(on_tokens, (low, all_tokens - high))], dim=-1))
-        return torch.cat(outputs, dim=1), torch.cat(all_weights, dim=2) if need_weights else None
+        return torch.cat(outputs, dim=1)
+
+    def _attend_with_weights(
+        self,
+        query_BTF: Tensor,
+        tokens: Tokens,
+        summaries: Summaries,
+        seen: Count,
+        slots: int,
+        is_full: bool,
+        place_BT: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """`_attend` at once, from the (B, H, T, S + P) weights that it returns, in the order of the input.
+
+        The output is computed from the returned tensor itself, so that it has a gradient.
+        """
+        rows, length = summaries.keys_BSF.shape[1], tokens.x_BPC.shape[1]
+        visible_X1TK = self._visible(seen, (0, query_BTF.shape[1]), (0, length), rows, slots, query_BTF.device)
+        keys_BHKD = self._heads(torch.cat([summaries.keys_BSF, tokens.keys_BPF], dim=1))
+        weights_BHTK = softmax_weights(self._query_heads(query_BTF), keys_BHKD, visible_X1TK)
+        summary_values_BSF, token_values_BPF = summaries.values_BSF, tokens.values_BPF
+        if is_full and isinstance(seen, int):  # a token of a finished block is its own summary: one column for both
+            on_summaries, on_tokens = weights_BHTK.split([rows, length], dim=-1)
+            before = seen // self.block_length * self.block_length
+            weights_BHTK = F.pad(on_tokens, (before, 0)) + F.pad(on_summaries, (0, before + length - rows))
+            summary_values_BSF = summary_values_BSF[:, :before]
+        if place_BT is not None:
+            batch_B1 = torch.arange(place_BT.shape[0], device=place_BT.device)[:, None]
+            weights_BTHK = weights_BHTK.transpose(1, 2)[batch_B1, place_BT]
+            if length == query_BTF.shape[1]:  # no token is cached: those of the columns are those of the queries
+                on_summaries, on_tokens = weights_BTHK.split([weights_BTHK.shape[-1] - length, length], dim=-1)
+                on_tokens = on_tokens.movedim(-1, 1)[batch_B1, place_BT].movedim(1, -1)
+                weights_BTHK = torch.cat([on_summaries, on_tokens], dim=-1)
+                token_values_BPF = token_values_BPF[batch_B1, place_BT]
+            weights_BHTK = weights_BTHK.transpose(1, 2)
+        values_BHKD = self._heads(torch.cat([summary_values_BSF, token_values_BPF], dim=1))
+        heads_BHTD = F.dropout(weights_BHTK, self._dropout_now()) @ values_BHKD
+        return heads_BHTD.transpose(1, 2).flatten(2), weights_BHTK
+
+    def _visible(
+        self,
+        seen: Count,
+        queries: tuple[int, int],
+        around: tuple[int, int],
+        summaries: int,
+        slots: int,
+        device: torch.device,
+    ) -> Tensor:
+        """(X, 1, Q, S + P), True where a query sees a summary or a token, from (first, after) of both."""
+        seen_X1, block = as_column(seen, device), self.block_length
+        return visible(
+            seen_X1 + torch.arange(*queries, device=device),
+            seen_X1 // block * block + torch.arange(*around, device=device),
+            torch.arange(summaries, device=device) // slots,
+            block,
+        )[:, None]
+
+    def _query_heads(self, query_BTF: Tensor) -> Tensor:
+        """(B, T, H·D) to (B, H, T, D)."""
+        return query_BTF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
     def _heads(self, features_BKF: Tensor) -> Tensor:
         """(B, K, F) to (B, H, K, D)."""
@@ -361,20 +439,28 @@ class CausalLinformerAttention(MultiHeadLayer):
         seen_before: Count,
         seen: Count,
         slots: int,
+        max_length: int | None,
     ) -> CausalCache:
-        """Summaries of finished blocks and tokens of the open one, copied so that the input can be freed."""
+        """Summaries of finished blocks and tokens of the open one, copied so that the input can be freed.
+
+        With `max_length`, the shapes do not depend on the number of tokens, for graphs: room for that many of them.
+        """
+        if max_length is not None and not isinstance(seen, Tensor):
+            seen = torch.full(tokens.x_BPC.shape[:1], seen, device=tokens.x_BPC.device)
         blocks, still_open = seen // self.block_length, seen % self.block_length
         first_open = (blocks - seen_before // self.block_length) * self.block_length
         if isinstance(still_open, int):
             kept = Tokens(*(rows[:, first_open : first_open + still_open].clone() for rows in tokens))
         else:
-            place_BP = as_column(first_open, still_open.device) + torch.arange(
-                int(still_open.max()), device=still_open.device
-            )
-            batch_B1 = torch.arange(len(still_open), device=still_open.device)[:, None]
+            most = int(still_open.max()) if max_length is None else self.block_length - 1
+            place_BP = as_column(first_open, still_open.device) + torch.arange(most, device=still_open.device)
+            batch_B1 = torch.arange(still_open.shape[0], device=still_open.device)[:, None]
             # shorter open blocks are padded with rows that no query sees
             kept = Tokens(*(rows[batch_B1, place_BP.clamp(max=rows.shape[1] - 1)] for rows in tokens))
-        if cache is None or summaries is not cache.summaries:
+        if max_length is not None:
+            most = max_length // self.block_length * slots
+            summaries = Summaries(*(F.pad(rows, (0, 0, 0, most))[:, :most] for rows in summaries))
+        elif cache is None or summaries is not cache.summaries:
             most = (blocks if isinstance(blocks, int) else int(blocks.max())) * slots
             summaries = Summaries(*(rows[:, :most].clone() for rows in summaries))
         return CausalCache(summaries, kept, seen, self._sizes(slots))

@@ -1,6 +1,8 @@
 """A stack of attention and feed-forward layers over features: (B, N, C) to (B, N, C)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +11,20 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention_linformer import LinformerAttention
 from .multihead_linformer import is_plain_linear, linear_into
-from .options_linformer import boolean, checked_options, choice, positive_integer, probability
+from .options_linformer import (
+    CHECKPOINTING_OF_REVERSIBLE,
+    POST_NORM_IS_NOT_REVERSIBLE,
+    boolean,
+    checked_options,
+    choice,
+    positive_integer,
+    probability,
+)
 from .projection_linformer import Projection, make_projection
+from .reversible_linformer import Sublayer, can_recompute, reversible
 from .validation_linformer import boolean_mask, check_features, compute_dtype
 
+Attended = tuple[Tensor, Tensor | None]  # the output of a sublayer, and its attention weights on request
 FEED_FORWARDS = ("gelu", "relu", "gated", "none")
 
 # rows per chunk when no gradient is needed: their inner features, the widest of a model, stay in the processor's cache
@@ -75,19 +87,25 @@ class LinformerEncoderLayer(nn.Module):
         projection: Projection | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        attended, weights = self._attend(
-            self.attention_norm(x_BNC) if self.norm_first else x_BNC, mask_BN, projection, need_weights
-        )
-        x_BNC = x_BNC + attended if self.norm_first else self.attention_norm(x_BNC + attended)
-        if self.feed_forward is None or self.feed_forward_norm is None:
-            return x_BNC, weights
-        if self.norm_first:
-            return x_BNC + self.feed_forward(self.feed_forward_norm(x_BNC)), weights
-        return self.feed_forward_norm(x_BNC + self.feed_forward(x_BNC)), weights
+        all_weights = []
+        for norm, function in self.sublayers(mask_BN, projection, need_weights):
+            output_BNC, weights = function(norm(x_BNC) if self.norm_first else x_BNC)
+            x_BNC = x_BNC + output_BNC if self.norm_first else norm(x_BNC + output_BNC)
+            all_weights.append(weights)
+        return x_BNC, all_weights[0]
 
-    def _attend(self, x_BNC, mask_BN, projection, need_weights):
-        output = self.attention(x_BNC, mask=mask_BN, projection=projection, need_weights=need_weights)
-        return output if need_weights else (output, None)
+    def sublayers(
+        self, mask_BN: Tensor | None, projection: Projection | None, need_weights: bool
+    ) -> list[tuple[nn.LayerNorm, Callable[[Tensor], Attended]]]:
+        """The functions of this layer, from first to last, and their layer norms."""
+
+        def attend(x_BNC: Tensor) -> Attended:
+            output = self.attention(x_BNC, mask=mask_BN, projection=projection, need_weights=need_weights)
+            return output if need_weights else (output, None)
+
+        if (feed_forward := self.feed_forward) is None or self.feed_forward_norm is None:
+            return [(self.attention_norm, attend)]
+        return [(self.attention_norm, attend), (self.feed_forward_norm, lambda x_BNC: (feed_forward(x_BNC), None))]
 
 
 class LinformerEncoder(nn.Module):
@@ -98,11 +116,14 @@ class LinformerEncoder(nn.Module):
     torch.Size([2, 1000, 64])
 
     - `projected_length`: one number, or one per layer (higher layers need less).
-    - `sharing="layerwise"`: all layers share one matrix, which the encoder owns.
+    - `sharing="layerwise"`: all layers share one matrix, which the encoder owns; layers with a smaller
+      `projected_length` use a part of it (`Projection.cut`).
     - `feed_forward`: "gelu", "relu", "gated" or "none".
     - `dropout`: on the attention weights. `feed_forward_dropout`: on the inner features and the output of the
       feed-forward.
-    - `norm_first`: pre-norm layers, with a final layer norm after the last; otherwise post-norm.
+    - `norm_first`: pre-norm layers; otherwise post-norm.
+    - `reversible`: pre-norm layers over two streams, whose activations are recomputed in the backward pass.
+    - `final_norm`: layer norm after the last pre-norm layer (default); False leaves it out.
     """
 
     @checked_options
@@ -122,14 +143,16 @@ class LinformerEncoder(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         norm_first: bool = True,
+        final_norm: bool | None = None,
         feed_forward: str = "gelu",
         feed_forward_dim: int | None = None,
         feed_forward_dropout: float = 0.0,
         gradient_checkpointing: bool = False,
+        reversible: bool = False,
     ):
         super().__init__()
         positive_integer("embed_dim", embed_dim)
-        lengths = self._projected_lengths(projected_length, positive_integer("depth", depth), sharing)
+        lengths = self._projected_lengths(projected_length, positive_integer("depth", depth))
         choice("feed_forward", feed_forward, FEED_FORWARDS)
         if feed_forward == "none" and feed_forward_dim is not None:
             raise ValueError(
@@ -141,6 +164,17 @@ class LinformerEncoder(nn.Module):
         )
         probability("feed_forward_dropout", feed_forward_dropout)
         boolean("norm_first", norm_first)
+        has_norm = norm_first if final_norm is None else boolean("final_norm", final_norm)
+        if has_norm and not norm_first:
+            raise ValueError(
+                "final_norm=True with norm_first=False, but a post-norm layer ends with its own layer norm; drop one "
+                "of them"
+            )
+        if boolean("reversible", reversible) and not norm_first:
+            raise ValueError(POST_NORM_IS_NOT_REVERSIBLE)
+        if reversible and gradient_checkpointing:
+            raise ValueError(CHECKPOINTING_OF_REVERSIBLE)
+        self.reversible = reversible
         self.embed_dim = embed_dim
         self.gradient_checkpointing = boolean("gradient_checkpointing", gradient_checkpointing)
         self.layers = nn.ModuleList(
@@ -165,20 +199,21 @@ class LinformerEncoder(nn.Module):
             )
             for length in lengths
         )
-        self.norm = nn.LayerNorm(embed_dim) if norm_first else None
+        self.norm = nn.LayerNorm(embed_dim) if has_norm else None
         self.projection = None
+        Projection.check_lengths(projection, lengths, sharing)
         if sharing == "layerwise":
             self.projection = make_projection(
                 projection,
                 embed_dim=embed_dim,
                 max_length=max_length,
-                projected_length=lengths[0],
+                projected_length=max(lengths),
                 sharing=sharing,
                 rescale=rescale,
             )
 
     @staticmethod
-    def _projected_lengths(projected_length: int | Sequence[int], depth: int, sharing: str) -> list[int]:
+    def _projected_lengths(projected_length: int | Sequence[int], depth: int) -> list[int]:
         if hasattr(projected_length, "tolist"):  # arrays and tensors
             projected_length = projected_length.tolist()
         if not isinstance(projected_length, list | tuple):
@@ -188,13 +223,7 @@ class LinformerEncoder(nn.Module):
                 f"projected_length has {len(projected_length)} numbers but depth is {depth}; "
                 "pass one number, or one per layer"
             )
-        lengths = [positive_integer("projected_length", length) for length in projected_length]
-        if sharing == "layerwise" and len(set(lengths)) > 1:
-            raise ValueError(
-                f"projected_length is {lengths} with sharing='layerwise', which has one matrix for all layers; "
-                "pass one number, or use sharing='kv'"
-            )
-        return lengths
+        return [positive_integer("projected_length", length) for length in projected_length]
 
     def forward(self, x: Tensor, mask: Tensor | None = None, need_weights: bool = False):
         """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens.
@@ -206,12 +235,44 @@ class LinformerEncoder(nn.Module):
             mask = boolean_mask("mask", mask, x)
             # padding may hold anything, and as queries it would reach the gradients of the weights
             x = x.masked_fill(~mask[..., None], 0)
+        run = self._run_reversible if self.reversible else self._run
+        x, all_weights = run(x, mask, need_weights)
+        x = x if self.norm is None else self.norm(x)
+        return (x, all_weights) if need_weights else x
+
+    def _run(self, x_BNC: Tensor, mask_BN: Tensor | None, need_weights: bool) -> tuple[Tensor, list[Any]]:
         all_weights = []
         for layer in self.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, weights = checkpoint(layer, x, mask, self.projection, need_weights, use_reentrant=False)
+                x_BNC, weights = checkpoint(layer, x_BNC, mask_BN, self.projection, need_weights, use_reentrant=False)
             else:
-                x, weights = layer(x, mask, self.projection, need_weights)
+                x_BNC, weights = layer(x_BNC, mask_BN, self.projection, need_weights)
             all_weights.append(weights)
-        x = x if self.norm is None else self.norm(x)
-        return (x, all_weights) if need_weights else x
+        return x_BNC, all_weights
+
+    def _run_reversible(self, x_BNC: Tensor, mask_BN: Tensor | None, need_weights: bool) -> tuple[Tensor, list[Any]]:
+        """The equations of `reversible_linformer.py`."""
+        parts = [
+            (layer, norm, function)
+            for layer in self.layers
+            for norm, function in cast(LinformerEncoderLayer, layer).sublayers(mask_BN, self.projection, need_weights)
+        ]
+        if can_recompute() and not need_weights:
+            shared = [] if self.projection is None else list(self.projection.parameters())
+            sublayers = [
+                Sublayer(partial(branch, norm, function), [*layer.parameters(), *shared])
+                for layer, norm, function in parts
+            ]
+            return reversible(x_BNC, sublayers), []
+        first_BNC, second_BNC, all_weights = x_BNC, x_BNC, []
+        for _, norm, function in parts:
+            output_BNC, weights = function(norm(second_BNC))
+            first_BNC, second_BNC = second_BNC, first_BNC + output_BNC
+            if weights is not None:
+                all_weights.append(weights)
+        return first_BNC + second_BNC, all_weights
+
+
+def branch(norm: nn.LayerNorm, function: Callable[[Tensor], Attended], x_BNC: Tensor) -> Tensor:
+    """What a pre-norm sublayer adds to its input."""
+    return function(norm(x_BNC))[0]

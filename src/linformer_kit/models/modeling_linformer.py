@@ -2,11 +2,12 @@
 
 The configuration is in `configuration_linformer.py`, the equation in `attention_linformer.py`.
 
-Shapes: B batch, N length, C hidden size, K projected length, H heads, V vocabulary.
+Shapes: B batch, N length, C hidden size, W width of the embeddings, K projected length, H heads, V vocabulary.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -31,10 +32,18 @@ from .attention_linformer import LinformerAttention
 from .cache_linformer import LinformerCache, LinformerCacheLayer
 from .causal_linformer import CausalLinformerAttention
 from .configuration_linformer import LinformerConfig
-from .encoder_linformer import feed_forward
+from .encoder_linformer import Attended, feed_forward
 from .multihead_linformer import MultiHeadLayer
-from .options_linformer import positive_integer
-from .projection_linformer import Projection, at_least_float32, make_projection, real_tokens_first, repeated_rows
+from .options_linformer import CHECKPOINTING_OF_REVERSIBLE, positive_integer
+from .projection_linformer import (
+    Projection,
+    at_least_float32,
+    is_static,
+    make_projection,
+    real_tokens_first,
+    repeated_rows,
+)
+from .reversible_linformer import Sublayer, can_recompute, reversible
 from .validation_linformer import (
     can_read_values,
     check_classes,
@@ -45,15 +54,16 @@ from .validation_linformer import (
     padding_mask,
 )
 
-Attended = tuple[Tensor, Tensor | None]  # the output of a sublayer, and its attention weights on request
-
 
 class LinformerEmbeddings(nn.Module):
-    """The sum of word, position and token type embeddings, with layer norm and dropout."""
+    """The sum of word, position and token type embeddings, with layer norm and dropout, mapped to the hidden size.
+
+    W is the width of the embeddings; there is no map if it is the hidden size.
+    """
 
     def __init__(self, config: LinformerConfig):
         super().__init__()
-        width = config.hidden_size
+        width = config.embedding_width
         self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         self.position_embeddings: nn.Embedding | SinusoidalPositions | None = None
         if config.position_embedding == "learned":
@@ -61,18 +71,26 @@ class LinformerEmbeddings(nn.Module):
         elif config.position_embedding == "sinusoidal":
             self.position_embeddings = SinusoidalPositions(width, config.initializer_range)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.outer_norms else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dense = make_map(width, config.hidden_size)
 
-    def forward(self, words_BNC: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
-        """(B, N, C) embedded words, (B or 1, N) positions, (B, N) token types to (B, N, C)."""
-        embedded_BNC = words_BNC
+    def forward(self, words_BNW: Tensor, position_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
+        """(B, N, W) embedded words, (B or 1, N) positions, (B, N) token types to (B, N, C)."""
+        embedded_BNW = words_BNW
         if self.token_type_embeddings is not None:
             types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
-            embedded_BNC = embedded_BNC + self.token_type_embeddings(types)
+            embedded_BNW = embedded_BNW + self.token_type_embeddings(types)
         if self.position_embeddings is not None:
-            embedded_BNC = embedded_BNC + self.position_embeddings(position_ids).to(embedded_BNC.dtype)
-        return self.dropout(self.norm(embedded_BNC))
+            embedded_BNW = embedded_BNW + self.position_embeddings(position_ids).to(embedded_BNW.dtype)
+        if self.norm is not None:
+            embedded_BNW = self.norm(embedded_BNW)
+        return self.dense(self.dropout(embedded_BNW))
+
+
+def make_map(width: int, new_width: int) -> nn.Linear | nn.Identity:
+    """`X W + b` between the widths of embeddings and hidden states; nothing if they are equal."""
+    return nn.Identity() if width == new_width else nn.Linear(width, new_width)
 
 
 class SinusoidalPositions(nn.Module):
@@ -103,13 +121,14 @@ def attention_options(config: LinformerConfig) -> dict[str, Any]:
     }
 
 
-def make_attention(config: LinformerConfig, layer_idx: int) -> LinformerAttention:
+def make_attention(config: LinformerConfig, layer_idx: int, context_dim: int | None = None) -> LinformerAttention:
     """Self-attention of an encoder, or cross-attention of a decoder."""
     return LinformerAttention(
         **attention_options(config),
         max_length=config.max_position_embeddings,
         projected_length=config.projected_lengths[layer_idx],
         rescale=config.rescale,
+        context_dim=context_dim,
     )
 
 
@@ -121,9 +140,9 @@ def make_causal_attention(config: LinformerConfig) -> CausalLinformerAttention:
     return CausalLinformerAttention(**options)
 
 
-def make_shared_projection(attention: MultiHeadLayer) -> Projection | None:
-    """With `sharing="layerwise"`, the projection of all layers with attention like this."""
-    options = attention.shared_projection_options
+def make_shared_projection(attentions: Iterable[MultiHeadLayer]) -> Projection | None:
+    """With `sharing="layerwise"`, the projection of all layers: as large as the largest of them needs."""
+    options = max(attentions, key=lambda attention: attention.projected_length).shared_projection_options
     return None if options is None else make_projection(**options)
 
 
@@ -143,7 +162,7 @@ class LinformerFeedForward(nn.Module):
 class Residual(nn.Module):
     """`x + f(norm(x))`, or `norm(x + f(x))` in post-norm models, with dropout on the output of f.
 
-    f returns its output and attention weights, or None; so does this module.
+    f returns its output and attention weights, or None; so do the methods of this module.
     """
 
     def __init__(self, config: LinformerConfig):
@@ -154,10 +173,15 @@ class Residual(nn.Module):
 
     def forward(self, x_BNC: Tensor, function: Callable[[Tensor], Attended]) -> Attended:
         if self.norm_first:
-            output_BNC, weights = function(self.norm(x_BNC))
-            return x_BNC + self.dropout(output_BNC), weights
+            output_BNC, weights = self.branch(x_BNC, function)
+            return x_BNC + output_BNC, weights
         output_BNC, weights = function(x_BNC)
         return self.norm(x_BNC + self.dropout(output_BNC)), weights
+
+    def branch(self, x_BNC: Tensor, function: Callable[[Tensor], Attended]) -> Attended:
+        """`f(norm(x))` with dropout: what a pre-norm layer adds to its input."""
+        output_BNC, weights = function(self.norm(x_BNC))
+        return self.dropout(output_BNC), weights
 
 
 class LocalMixing(nn.Module):
@@ -209,14 +233,23 @@ class LinformerLayer(GradientCheckpointingLayer):
         self.local = LocalMixing(config.hidden_size, config.local_width) if has_local else None
         self.attention_residual = Residual(config)
         if config.add_cross_attention:
-            self.cross_attention = make_attention(config, layer_idx)
+            self.cross_attention = make_attention(config, layer_idx, config.cross_attention_hidden_size)
             self.cross_attention_residual = Residual(config)
-        self.feed_forward = LinformerFeedForward(config)
-        self.feed_forward_residual = Residual(config)
+        self.feed_forward = None
+        if config.intermediate_size:
+            self.feed_forward = LinformerFeedForward(config)
+            self.feed_forward_residual = Residual(config)
 
-    def forward(
+    def forward(self, x_BNC: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The hidden states, the attention weights and the cross-attention weights; arguments of `sublayers`."""
+        all_weights = []
+        for residual, function in self.sublayers(*args, **kwargs):
+            x_BNC, weights = residual(x_BNC, function)
+            all_weights.append(weights)
+        return x_BNC, all_weights[0], all_weights[1] if self.config.add_cross_attention else None
+
+    def sublayers(
         self,
-        x_BNC: Tensor,
         mask_BN: Tensor | None,
         projection: Projection | None,
         source_BNC: Tensor | None = None,
@@ -224,8 +257,8 @@ class LinformerLayer(GradientCheckpointingLayer):
         source_projection: Projection | None = None,
         past_key_values: LinformerCache | None = None,
         need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the hidden states, the attention weights and the cross-attention weights."""
+    ) -> list[tuple[Residual, Callable[[Tensor], Attended]]]:
+        """The functions of this layer, from first to last, and their residuals."""
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         fused = self.config._attn_implementation != "eager"
 
@@ -237,22 +270,19 @@ class LinformerLayer(GradientCheckpointingLayer):
             source = (source_BNC, source_mask_BN, source_projection)
             return self._attend_to_source(x_BNC, *source, past, need_weights, fused)
 
-        x_BNC, weights = self.attention_residual(x_BNC, attend)
-        cross_weights = None
-        if source_BNC is not None:
-            x_BNC, cross_weights = self.cross_attention_residual(x_BNC, attend_to_source)
-        x_BNC, _ = self.feed_forward_residual(x_BNC, lambda x_BNC: (self.feed_forward(x_BNC), None))
-        return x_BNC, weights, cross_weights
+        sublayers: list[tuple[Residual, Callable[[Tensor], Attended]]] = [(self.attention_residual, attend)]
+        if self.config.add_cross_attention:
+            sublayers.append((self.cross_attention_residual, attend_to_source))
+        if (feed_forward := self.feed_forward) is not None:
+            sublayers.append((self.feed_forward_residual, lambda x_BNC: (feed_forward(x_BNC), None)))
+        return sublayers
 
     def _attend(self, x_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused) -> Attended:
+        options = {"mask": mask_BN, "projection": projection, "need_weights": need_weights, "fused": fused}
         if past is None:
-            options = {"projection": projection, "need_weights": need_weights, "fused": fused}
-            output = self.attention(x_BNC, mask=mask_BN, **options)
+            output = self.attention(x_BNC, **options)
             return output if need_weights else (output, None)
-        attention = cast(CausalLinformerAttention, self.attention)
-        output_BNC, weights, past.past = attention.advance(x_BNC, past.past, mask_BN, projection, need_weights, fused)
-        past.tokens += x_BNC.shape[1]
-        return output_BNC, weights
+        return past.advance(cast(CausalLinformerAttention, self.attention), x_BNC, **options)
 
     def _attend_to_source(
         self, x_BNC, source_BNC, mask_BN, projection, past: LinformerCacheLayer | None, need_weights, fused
@@ -264,13 +294,33 @@ class LinformerLayer(GradientCheckpointingLayer):
         return self.cross_attention.attend(x_BNC, source, need_weights, fused)
 
 
+class ReversibleLinformerLayer(LinformerLayer):
+    """A layer over two streams, as in `reversible_linformer.py`, evaluated like any other layer.
+
+    The first argument is the sum of the streams, which transformers records as the hidden states.
+    """
+
+    def forward(  # type: ignore[override]
+        self, _: Tensor, streams: tuple[Tensor, Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, Tensor]]:
+        """As in the base class, with the sum of the streams for the hidden states, and the streams."""
+        all_weights = []
+        for residual, function in self.sublayers(*args, **kwargs):
+            output_BNC, weights = residual.branch(streams[1], function)
+            streams = streams[1], streams[0] + output_BNC
+            all_weights.append(weights)
+        cross_weights = all_weights[1] if self.config.add_cross_attention else None
+        return streams[0] + streams[1], all_weights[0], cross_weights, streams
+
+
 class LinformerPreTrainedModel(PreTrainedModel):
     """The base class of all models: initialization, recorded outputs, resizing."""
 
     config: LinformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["LinformerEmbeddings", "LinformerLayer"]  # noqa: RUF012 — transformers reads class attributes
+    # transformers reads class attributes
+    _no_split_modules = ["LinformerEmbeddings", "LinformerLayer", "ReversibleLinformerLayer"]  # noqa: RUF012
     _supports_sdpa = True
     _is_stateful = True  # tokens cannot be removed from the cache, so assisted generation is not possible
     _can_record_outputs = {  # noqa: RUF012
@@ -292,6 +342,12 @@ class LinformerPreTrainedModel(PreTrainedModel):
         if not all(getattr(t, "_is_hf_initialized", False) for t in (*module.parameters(), *module.buffers())):
             module.reset_parameters()
 
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """As in the base class; raises for reversible models."""
+        if self.config.reversible:
+            raise ValueError(CHECKPOINTING_OF_REVERSIBLE)
+        super().gradient_checkpointing_enable(*args, **kwargs)
+
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
         """Resize position embeddings and E for a new maximum length.
 
@@ -312,9 +368,11 @@ class LinformerPreTrainedModel(PreTrainedModel):
             if isinstance(module, LinformerPreTrainedModel):
                 module.config.max_position_embeddings = length
 
-    def get_position_embeddings(self) -> nn.Module | None:
-        """The module of the position embeddings, or None."""
-        return next(module for module in self.modules() if isinstance(module, LinformerEmbeddings)).position_embeddings
+    def get_position_embeddings(self) -> Any:
+        """The module of the position embeddings, or None; of an encoder-decoder, those of encoder and decoder."""
+        embeddings = [module for module in self.modules() if isinstance(module, LinformerEmbeddings)]
+        positions = tuple(module.position_embeddings for module in embeddings)
+        return positions if self.config.is_encoder_decoder else positions[0]
 
 
 class LinformerModel(LinformerPreTrainedModel):
@@ -334,17 +392,20 @@ class LinformerModel(LinformerPreTrainedModel):
         if config.is_encoder_decoder:
             raise ValueError(
                 "the configuration is that of an encoder-decoder (is_encoder_decoder=True); load the model with "
-                "AutoModelForSeq2SeqLM and get its encoder with model.get_encoder()"
+                "AutoModelForSeq2SeqLM, or without its output layer with LinformerSeq2SeqModel, and get its encoder "
+                "with model.get_encoder()"
             )
         self.embeddings = LinformerEmbeddings(config)
-        layers = [LinformerLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+        layer_class = ReversibleLinformerLayer if config.reversible else LinformerLayer
+        layers = [layer_class(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm_first else None
+        has_norm = config.norm_first and config.outer_norms
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
         # what the layers share belongs to the model, which passes it to them
-        self.projection = make_shared_projection(layers[0].attention)
+        self.projection = make_shared_projection(layer.attention for layer in layers)
         self.source_projection = None
         if config.add_cross_attention:
-            self.source_projection = make_shared_projection(layers[0].cross_attention)
+            self.source_projection = make_shared_projection(layer.cross_attention for layer in layers)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -389,7 +450,7 @@ class LinformerModel(LinformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """(B, N) ids, or (B, N, C) `inputs_embeds`, to (B, N, C) hidden states.
+        """(B, N) ids, or (B, N, W) `inputs_embeds`, to (B, N, C) hidden states.
 
         `attention_mask` (B, N) is 1 at real tokens; padding may be anywhere. With `past_key_values`, pass only the
         new tokens, and the mask of all tokens so far.
@@ -398,11 +459,13 @@ class LinformerModel(LinformerPreTrainedModel):
         batch, length = words_BNC.shape[:2]
         past = self._past(past_key_values, use_cache)
         seen = 0 if past is None else past.get_seq_length()
-        self._check_length(seen + length)
+        is_counted = is_static(seen)  # not in exported graphs, where it is a tensor
+        self._check_length(seen + length if is_counted else length)
         mask_BN = None
         if attention_mask is not None:
             # a prompt that is processed in pieces may start with a piece of padding
-            shape, is_piece = (batch, seen + length), past_key_values is not None
+            columns = seen + length if is_counted else attention_mask.shape[1]
+            shape, is_piece = (batch, columns), past_key_values is not None
             mask_BN = padding_mask("attention_mask", attention_mask, shape, words_BNC.device, allow_empty=is_piece)
         if position_ids is None:
             position_ids = self._positions(mask_BN, seen, length, words_BNC.device)
@@ -410,15 +473,15 @@ class LinformerModel(LinformerPreTrainedModel):
             self._check_positions(position_ids, batch, length, attention_mask)
         if token_type_ids is not None:
             check_indices("token_type_ids", token_type_ids, max(1, self.config.type_vocab_size), batch, length)
-        if mask_BN is not None and seen:
-            mask_BN = padding_mask(
-                "attention_mask", mask_BN[:, seen:], (batch, length), words_BNC.device, allow_empty=True
-            )
+        if mask_BN is not None and not (is_counted and seen == 0):
+            new_BN = mask_BN[:, mask_BN.shape[1] - length :]
+            mask_BN = padding_mask("attention_mask", new_BN, (batch, length), words_BNC.device, allow_empty=True)
         source_mask_BN = None
         if encoder_attention_mask is not None and encoder_hidden_states is not None:
             sizes, device = encoder_hidden_states.shape[:2], words_BNC.device
             source_mask_BN = padding_mask("encoder_attention_mask", encoder_attention_mask, sizes, device)
-        if (encoder_hidden_states is None) is self.config.add_cross_attention:
+        has_source = encoder_hidden_states is not None or (past is not None and past.has_source)
+        if has_source is not self.config.add_cross_attention:
             raise ValueError(
                 f"encoder_hidden_states is {'missing' if encoder_hidden_states is None else 'given'} but "
                 f"add_cross_attention is {self.config.add_cross_attention}; a decoder with cross-attention needs "
@@ -427,20 +490,40 @@ class LinformerModel(LinformerPreTrainedModel):
 
         hidden_states = self.embeddings(words_BNC, position_ids, token_type_ids)
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        for layer in self.layers:
-            hidden_states, _, _ = layer(
-                hidden_states,
-                mask_BN,
-                self.projection,
-                encoder_hidden_states,
-                source_mask_BN,
-                self.source_projection,
-                past_key_values=past,
-                need_weights=need_weights,
-            )
+        inputs = (mask_BN, self.projection, encoder_hidden_states, source_mask_BN, self.source_projection)
+        options = {"past_key_values": past, "need_weights": need_weights}
+        if not self.config.reversible:
+            for layer in self.layers:
+                hidden_states, *_ = layer(hidden_states, *inputs, **options)
+        elif (
+            can_recompute()
+            and past is None
+            and not need_weights
+            and not kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        ):
+            hidden_states = reversible(hidden_states, self._reversible_sublayers(*inputs))
+        else:
+            streams = hidden_states, hidden_states
+            hidden_states = hidden_states + hidden_states
+            for layer in self.layers:
+                hidden_states, _, _, streams = layer(hidden_states, streams, *inputs, **options)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states if self.norm is None else self.norm(hidden_states), past_key_values=past
         )
+
+    def _reversible_sublayers(self, *inputs: Any) -> list[Sublayer]:
+        """The sublayers of all layers, whose arguments are `inputs`."""
+
+        def branch(residual: Residual, function: Callable[[Tensor], Attended], x_BNC: Tensor) -> Tensor:
+            return residual.branch(x_BNC, function)[0]
+
+        shared = [one for one in inputs if isinstance(one, Tensor)]
+        shared += [weight for one in inputs if isinstance(one, Projection) for weight in one.parameters()]
+        return [
+            Sublayer(partial(branch, residual, function), [*layer.parameters(), *shared])
+            for layer in self.layers
+            for residual, function in cast(LinformerLayer, layer).sublayers(*inputs)
+        ]
 
     def _words(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -449,7 +532,7 @@ class LinformerModel(LinformerPreTrainedModel):
                 "of them"
             )
         if inputs_embeds is not None:
-            check_embedded("inputs_embeds", inputs_embeds, self.config.hidden_size)
+            check_embedded("inputs_embeds", inputs_embeds, self.config.embedding_width)
             return inputs_embeds
         check_ids("input_ids", input_ids, self.embeddings.word_embeddings.weight.shape[0])
         return self.embeddings.word_embeddings(input_ids)
@@ -496,18 +579,18 @@ class LinformerModel(LinformerPreTrainedModel):
     def _positions(mask_BN: Tensor | None, seen: int, length: int, device: torch.device) -> Tensor:
         """The position of a token is its rank among the real tokens, so padding may be anywhere."""
         if mask_BN is None:
-            return torch.arange(seen, seen + length, device=device)[None]
-        return (mask_BN.long().cumsum(dim=1) - 1).clamp(min=0)[:, seen:]
+            return (seen + torch.arange(length, device=device))[None]
+        return (mask_BN.long().cumsum(dim=1) - 1).clamp(min=0)[:, mask_BN.shape[1] - length :]
 
 
 class LinformerHead(nn.Module):
     """`norm(activation(X W + b))`: the transform that BERT has between its last layer and its output layer."""
 
-    def __init__(self, config: LinformerConfig):
+    def __init__(self, config: LinformerConfig, width: int):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, width)
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(x)))
@@ -535,8 +618,9 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
                 "is_decoder=False"
             )
         self.model = LinformerModel(config)
-        self.head = LinformerHead(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        width = config.embedding_width
+        self.head = LinformerHead(config, width) if config.outer_norms else make_map(config.hidden_size, width)
+        self.lm_head = nn.Linear(width, config.vocab_size)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -599,7 +683,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
                 "classifier_pooling='first', but the first token of a causal decoder attends only to itself; use 'mean'"
             )
         self.model = LinformerModel(config)
-        self.head = LinformerHead(config)
+        self.head = LinformerHead(config, config.hidden_size)
         self.dropout = nn.Dropout(
             config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         )
@@ -788,7 +872,8 @@ class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
                 "add_cross_attention=True, but a causal LM has no encoder; use LinformerForConditionalGeneration"
             )
         self.model = LinformerModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = make_map(config.hidden_size, config.embedding_width)
+        self.lm_head = nn.Linear(config.embedding_width, config.vocab_size, bias=False)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -828,7 +913,7 @@ class LinformerForCausalLM(LinformerPreTrainedModel, LinformerGenerationMixin):
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        logits = self.lm_head(self.head(outputs.last_hidden_state[:, kept]))
         loss = None
         if labels is not None:
             check_classes("labels", labels, logits)

@@ -29,11 +29,16 @@ def softmax_attention(
     """
     if fused and not need_weights:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=present, dropout_p=dropout), None
+    weights = softmax_weights(query, keys, present)
+    return F.dropout(weights, dropout) @ values, weights if need_weights else None
+
+
+def softmax_weights(query: Tensor, keys: Tensor, present: Tensor | None) -> Tensor:
+    """`softmax(query keysᵀ / √D)`, (..., L, K)."""
     scores = query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])
     if present is not None:
         scores = scores.masked_fill(~present, -torch.inf)
-    weights = scores.softmax(dim=-1).to(values.dtype)
-    return F.dropout(weights, dropout) @ values, weights if need_weights else None
+    return scores.softmax(dim=-1).to(keys.dtype)
 
 
 def is_plain_linear(linear: nn.Module) -> bool:
@@ -75,9 +80,12 @@ class MultiHeadLayer(nn.Module):
         rescale: bool,
         dropout: float,
         bias: bool,
+        context_dim: int | None = None,
     ):
         super().__init__()
         self.embed_dim = positive_integer("embed_dim", embed_dim)
+        self.context_dim = positive_integer("context_dim", embed_dim if context_dim is None else context_dim)
+        self.projected_length = projected_length
         self.num_heads = positive_integer("num_heads", num_heads)
         if head_dim is None and embed_dim % num_heads:
             raise ValueError(
@@ -97,13 +105,13 @@ class MultiHeadLayer(nn.Module):
         self.dropout = probability("dropout", dropout)
 
         self.query = nn.Linear(embed_dim, self.num_heads * self.head_dim, bias=bias)
-        self.key = nn.Linear(embed_dim, self.num_kv_heads * self.head_dim, bias=bias)
-        self.value = nn.Linear(embed_dim, self.num_kv_heads * self.head_dim, bias=bias)
+        self.key = nn.Linear(self.context_dim, self.num_kv_heads * self.head_dim, bias=bias)
+        self.value = nn.Linear(self.context_dim, self.num_kv_heads * self.head_dim, bias=bias)
         self.output = nn.Linear(self.num_heads * self.head_dim, embed_dim, bias=bias)
         Projection.check_options(projection, max_length, projected_length, sharing, rescale)
         options: dict[str, Any] = {
             "projection": projection,
-            "embed_dim": self.embed_dim,
+            "embed_dim": self.context_dim,
             "max_length": max_length,
             "projected_length": projected_length,
             "sharing": sharing,
@@ -132,36 +140,52 @@ class MultiHeadLayer(nn.Module):
         elif self.shared_projection_options is not None:
             self.shared_projection_options["max_length"] = max_length
 
-    def _projection(self, shared: Projection | None) -> Projection:
-        """The projection of this layer, or with `sharing="layerwise"` the shared one."""
-        if self.projection is not None:
-            if shared is not None:
-                raise ValueError(
-                    f"projection= was passed, but with sharing={self.sharing!r} this layer owns its projection; "
-                    "leave it out, or build the layer with sharing='layerwise'"
-                )
-            return self.projection
+    def _projection(self, given: Projection | None) -> Projection:
+        """The projection of this call: the given one, cut to `projected_length` rows, or else the layer's own."""
         # not isinstance: adapters wrap a projection
-        if shared is None or not hasattr(shared, "key_slice"):
+        if self.projection is None and not hasattr(given, "key_slice"):
             raise ValueError(
-                f"sharing='layerwise' needs the shared projection, but got {shared!r}; build one with "
+                f"sharing='layerwise' needs the shared projection, but got {given!r}; build one with "
                 "make_projection(..., sharing='layerwise') and pass it as projection= to every layer"
             )
-        if shared.options is not None and self.shared_projection_options is not None:
-            for name, value in self.shared_projection_options.items():
-                if shared.options[name] != value:
-                    raise ValueError(
-                        f"the shared projection was built with {name}={shared.options[name]!r} but this layer needs "
-                        f"{name}={value!r}; build it with the options of the layer"
-                    )
-        for tensor in (*shared.parameters(), *shared.buffers()):
+        if given is None:
+            assert self.projection is not None
+            return self.projection
+        self._check_projection(given)
+        return given.cut(self.projected_length) if given.projected_length != self.projected_length else given
+
+    def _check_projection(self, given: Projection) -> None:
+        """Raise unless this layer can use the projection; one for `sharing="layerwise"` must have its options."""
+        if not hasattr(given, "key_slice"):
+            raise TypeError(f"projection is a {type(given).__name__}; build one with make_projection")
+        if given.projected_length is not None and given.projected_length < self.projected_length:
+            raise ValueError(
+                f"the projection was built with projected_length={given.projected_length} but this layer needs "
+                f"projected_length={self.projected_length}; pass one with at least as many rows"
+            )
+        needed = {} if self.shared_projection_options is None else dict(self.shared_projection_options)
+        if given.sized_by_width:
+            needed["embed_dim"] = self.context_dim
+        needed.pop("projected_length", None)  # larger ones are cut
+        for name, value in needed.items():
+            if given.options is not None and given.options[name] != value:
+                raise ValueError(
+                    f"the projection was built with {name}={given.options[name]!r} but this layer needs "
+                    f"{name}={value!r}; build it with the options of the layer"
+                )
+        if given.matrices not in (1, 2, 2 * self.num_kv_heads):
+            raise ValueError(
+                f"the projection has {given.matrices} matrices but this layer with num_kv_heads={self.num_kv_heads} "
+                f"can use 1 (E = F), 2 (E and F) or {2 * self.num_kv_heads} (E and F for each key-value head); build "
+                "it with another sharing, or with the num_kv_heads of the layer"
+            )
+        for tensor in (*given.parameters(), *given.buffers()):
             own = self._like(tensor)
             if (tensor.device, tensor.dtype) != (own.device, own.dtype):
                 raise ValueError(
-                    f"the shared projection is {tensor.dtype} on {tensor.device} but this layer is {own.dtype} on "
+                    f"the projection is {tensor.dtype} on {tensor.device} but this layer is {own.dtype} on "
                     f"{own.device}; convert one of them with .to(device, dtype)"
                 )
-        return shared
 
     def _project_rows(self, linear: nn.Linear, rows_BMKC: Tensor) -> Tensor:
         """`rows · W + b` for each key-value head, (B, G, K, D); M is 1 (the same rows for all) or G (rows for each)."""
@@ -187,7 +211,8 @@ class MultiHeadLayer(nn.Module):
         return self.dropout if self.training else 0.0
 
     def extra_repr(self) -> str:
+        context = "" if self.context_dim == self.embed_dim else f"context_dim={self.context_dim}, "
         return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, "
+            f"embed_dim={self.embed_dim}, {context}num_heads={self.num_heads}, head_dim={self.head_dim}, "
             f"num_kv_heads={self.num_kv_heads}, sharing={self.sharing!r}, dropout={self.dropout}"
         )

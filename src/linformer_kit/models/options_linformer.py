@@ -18,6 +18,15 @@ Result = TypeVar("Result")
 
 SHARINGS = ("none", "headwise", "kv", "layerwise")
 
+POST_NORM_IS_NOT_REVERSIBLE = (
+    "reversible=True with norm_first=False, but the input of a layer cannot be recomputed from a sum that was "
+    "normalized; use norm_first=True, or reversible=False with gradient checkpointing"
+)
+CHECKPOINTING_OF_REVERSIBLE = (
+    "gradient checkpointing with reversible=True, but reversible layers keep no activations that it could save; drop "
+    "one of them"
+)
+
 
 def checked_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Make `function` raise a helpful error for unknown keywords, and pass all numbers to it as Python numbers.
@@ -110,6 +119,7 @@ class ProjectionFacts:
     can_rescale: ClassVar[bool] = False  # `rescale` has a meaning
     sized_by_max_length: ClassVar[bool] = False  # the shape of the weights depends on `max_length`
     sized_by_width: ClassVar[bool] = False  # the shape of the weights depends on `embed_dim`
+    can_be_cut: ClassVar[bool] = True  # layers with smaller K can use a part of it
     has_own_learning_rate: ClassVar[bool] = False  # the weights are trained with `training.projection_rate`
     matrix_depends_on: ClassVar[Literal["length", "input"] | None] = None  # what E follows from; None: there is no E
     why_no_matrix: ClassVar[str] = ""  # completes "it …" when there is no E
@@ -150,6 +160,16 @@ class ProjectionFacts:
                 "rescale=True compensates for rows of E unused by short inputs, but "
                 f"projection={projection!r} has no rows of a fixed length; drop rescale, or use "
                 f"projection={list_names(cls.kind_names('can_rescale'))}"
+            )
+
+    @classmethod
+    def check_lengths(cls, projection: str, lengths: list[int], sharing: str) -> None:
+        """Raise unless layers with these projected lengths can have this sharing."""
+        if sharing == "layerwise" and len(set(lengths)) > 1 and not cls.kinds[projection].can_be_cut:
+            raise ValueError(
+                f"projected_length is {lengths} with sharing='layerwise', but the windows of projection={projection!r} "
+                "depend on projected_length, so layers cannot use a part of a shared one; pass one number, use "
+                f"sharing='kv', or projection={list_names(cls.kind_names('can_be_cut'))}"
             )
 
     @classmethod

@@ -29,12 +29,13 @@ def plain_attention(
     >>> torch.allclose(plain_attention(layer, x), layer(x), atol=1e-5)
     True
     """
-    projection = projection or layer.projection
+    projection = layer.projection if projection is None else projection.cut(layer.projected_length)
     assert projection is not None
     rows_BMKC = projection(x_BLC if context_BNC is None else context_BNC).rows_BMKC
     query_BHLD = split_heads(layer.query(x_BLC), layer.num_heads)
-    keys_BHKD = key_value_heads(layer, layer.key, rows_BMKC[:, projection.key_slice()])
-    values_BHKD = key_value_heads(layer, layer.value, rows_BMKC[:, projection.value_slice()])
+    keys_BGKD = key_value_features(layer, layer.key, rows_BMKC[:, projection.key_slice()])
+    values_BGKD = key_value_features(layer, layer.value, rows_BMKC[:, projection.value_slice()])
+    keys_BHKD, values_BHKD = for_every_head(layer, *projection.with_row_bias(keys_BGKD, values_BGKD))
     weights_BHLK = (query_BHLD @ keys_BHKD.mT / math.sqrt(layer.head_dim)).softmax(dim=-1)
     return layer.output((weights_BHLK @ values_BHKD).transpose(1, 2).flatten(2))
 
@@ -48,13 +49,13 @@ def plain_causal_attention(
     >>> torch.allclose(plain_causal_attention(layer, x), layer(x), atol=1e-5)
     True
     """
-    projection, length = projection or layer.projection, x_BNC.shape[1]
+    projection = layer.projection if projection is None else projection.cut(layer.projected_length)
+    length = x_BNC.shape[1]
     assert projection is not None
     # without a projection, one block that is never finished: each earlier token is visible
     block = length + 1 if isinstance(projection, NoProjection) else layer.block_length
     tokens_BMNC = x_BNC[:, None].expand(-1, projection.matrices, -1, -1)
     summaries = [projection(x_BNC[:, end - block : end]).rows_BMKC for end in range(block, length + 1, block)]
-    rows_BMXC = torch.cat([*summaries, tokens_BMNC], dim=2)
     slots = summaries[0].shape[2] if summaries else 1
     position_N1, token_N = torch.arange(length)[:, None], torch.arange(length)
     summary_S = torch.arange(len(summaries) * slots)
@@ -62,8 +63,14 @@ def plain_causal_attention(
     is_before_NN = (token_N <= position_N1) & (token_N // block == position_N1 // block)
     visible_NX = torch.cat([is_finished_NS, is_before_NN], dim=1).to(x_BNC.device)
     query_BHND = split_heads(layer.query(x_BNC), layer.num_heads)
-    keys_BHXD = key_value_heads(layer, layer.key, rows_BMXC[:, projection.key_slice()])
-    values_BHXD = key_value_heads(layer, layer.value, rows_BMXC[:, projection.value_slice()])
+
+    def features(rows_BMXC: Tensor) -> tuple[Tensor, Tensor]:
+        keys_BGXD = key_value_features(layer, layer.key, rows_BMXC[:, projection.key_slice()])
+        return keys_BGXD, key_value_features(layer, layer.value, rows_BMXC[:, projection.value_slice()])
+
+    summarized = [projection.with_row_bias(*features(rows_BMKC)) for rows_BMKC in summaries]
+    parts = zip(*summarized, features(tokens_BMNC), strict=True)
+    keys_BHXD, values_BHXD = for_every_head(layer, *(torch.cat(part, dim=2) for part in parts))
     scores_BHNX = (query_BHND @ keys_BHXD.mT / math.sqrt(layer.head_dim)).masked_fill(~visible_NX, -torch.inf)
     return layer.output((scores_BHNX.softmax(dim=-1) @ values_BHXD).transpose(1, 2).flatten(2))
 
@@ -73,11 +80,15 @@ def split_heads(features: Tensor, heads: int) -> Tensor:
     return features.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def key_value_heads(layer: MultiHeadLayer, linear: nn.Module, rows_BMKC: Tensor) -> Tensor:
-    """`rows · W + b` for every head, (B, H, K, D); M is 1 (the same rows for all heads) or G (rows for each)."""
+def key_value_features(layer: MultiHeadLayer, linear: nn.Module, rows_BMKC: Tensor) -> Tensor:
+    """`rows · W + b` for every key-value head, (B, G, K, D); M is 1 (the same rows for all) or G (rows for each)."""
     features_BMKGD = linear(rows_BMKC).unflatten(-1, (layer.num_kv_heads, layer.head_dim))
     if rows_BMKC.shape[1] == 1:
-        features_BGKD = features_BMKGD[:, 0].transpose(1, 2)
-    else:
-        features_BGKD = features_BMKGD.diagonal(dim1=1, dim2=3).movedim(-1, 1)
-    return features_BGKD.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=1)
+        return features_BMKGD[:, 0].transpose(1, 2)
+    return features_BMKGD.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+
+def for_every_head(layer: MultiHeadLayer, *features_BGKD: Tensor) -> list[Tensor]:
+    """(B, G, K, D) to (B, H, K, D), for keys and values."""
+    group = layer.num_heads // layer.num_kv_heads
+    return [features.repeat_interleave(group, dim=1) for features in features_BGKD]

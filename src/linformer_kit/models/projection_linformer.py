@@ -1,8 +1,8 @@
 """The projections E and F, one class for each kind.
 
-A projection turns the N tokens of an example into K rows, along the sequence. Dense projections (linear, random,
-dynamic) are matrices, which can be applied to tokens or to their keys and values. The others (conv, mean, max) pool
-the tokens.
+A projection turns the N tokens of an example into K rows, along the sequence. Dense projections (linear, affine,
+random, dynamic) are matrices, which can be applied to tokens or to their keys and values. The others (conv, mean, max)
+pool the tokens.
 
 Shapes: B batch, N length, K projected length, M matrices, W window, G key-value heads, C model size. There are no
 masks here: the real tokens of each example come first (`real_tokens_first`), then zeros. `lengths_B` is the number of
@@ -10,7 +10,7 @@ real tokens; None means that all N are real.
 """
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,10 @@ class Matrices(NamedTuple):
 
     E: Tensor  # (N, M, K), or (B, N, M, K) if they depend on the input
     scale: Tensor | None  # (M, K) or (B, M, K): the factors of `rescale` for the columns; float32 or wider
+
+    def part(self, matrices: slice) -> "Matrices":
+        """Only E, or only F."""
+        return Matrices(self.E[..., matrices, :], None if self.scale is None else self.scale[..., matrices, :])
 
 
 def real_tokens_first(x_BNC: Tensor, mask_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,6 +82,14 @@ def repeated_rows(rows: Tensor, count: int) -> Tensor:
     return rows.detach()[torch.arange(count, device=rows.device) % rows.shape[0]]
 
 
+def neighbor_means(columns: Tensor, count: int) -> Tensor:
+    """(..., K) to (..., count): the means of groups of neighbors, whose sizes differ by at most one."""
+    size, larger = divmod(columns.shape[-1], count)
+    first, rest = columns.tensor_split([larger * (size + 1)], dim=-1)
+    means = [group.unflatten(-1, (-1, n)).mean(dim=-1) for group, n in ((first, size + 1), (rest, size))]
+    return torch.cat(means, dim=-1) if larger else means[1]
+
+
 def scaled(rows: Tensor, scale: Tensor) -> Tensor:
     """`rows · scale`, computed in the dtype of the scale, which float16 may not hold, and cast to that of the rows."""
     return (rows * scale).to(rows.dtype)
@@ -92,8 +104,10 @@ class Projection(ProjectionFacts, nn.Module):
     """
 
     kinds: ClassVar[dict[str, type["Projection"]]] = {}
+    matrix_axis: ClassVar[int] = -2  # the axis of the weights that counts the matrices
     matrices: int = 1  # 1: E = F; 2: E and F; 2G: E and F for each key-value head
     max_length: int | None = None  # None: any length
+    projected_length: int | None = None  # None: one row for each token
     options: dict[str, Any] | None = None  # those of `make_projection`, if it built this projection
 
     def check_length(self, length: int) -> None:
@@ -116,6 +130,10 @@ class Projection(ProjectionFacts, nn.Module):
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
+
+    def with_row_bias(self, keys_BGKD: Tensor, values_BGKD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the rows, after W_K and W_V, plus the biases of `affine`; unchanged for other kinds."""
+        return keys_BGKD, values_BGKD
 
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
         """E for the keys of one example, (N, G, K); for kinds whose `matrix_depends_on` is "length", only N matters."""
@@ -148,6 +166,45 @@ class Projection(ProjectionFacts, nn.Module):
         """A weight of this projection, converted for `resized`."""
         return weight.detach().clone()
 
+    def cut(self, projected_length: int) -> "Projection":
+        """This projection with `projected_length` rows, to be used in one call. Gradients reach the whole weights.
+
+        >>> shared = make_projection("linear", embed_dim=8, max_length=12, projected_length=6, sharing="layerwise")
+        >>> shared.cut(3)(torch.zeros(2, 12, 8)).rows_BMKC.shape
+        torch.Size([2, 1, 3, 8])
+        """
+        if self.projected_length is None or projected_length == self.projected_length:
+            return self
+        tensors = {
+            name: self.cut_weight(tensor, projected_length)
+            for name, tensor in (*self.named_parameters(), *self.named_buffers())
+        }
+        return self._view(tensors, projected_length=projected_length)
+
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        """A weight of this projection, computed for `cut`."""
+        raise ValueError(
+            f"a projection {self.kind!r} with projected_length={self.projected_length} cannot be cut to "
+            f"{projected_length} rows; build it with projected_length={projected_length}"
+        )
+
+    def part(self, matrices: slice) -> Self:
+        """This projection with some of its matrices, only E (`key_slice`) or only F (`value_slice`), for one call."""
+        chosen = range(self.matrices)[matrices]
+        if len(chosen) == self.matrices:
+            return self
+        tensors = {
+            name: tensor.narrow(self.matrix_axis, chosen.start, len(chosen))
+            for name, tensor in (*self.named_parameters(), *self.named_buffers())
+        }
+        return self._view(tensors, matrices=len(chosen))
+
+    def _view(self, tensors: dict[str, Tensor], **attributes: Any) -> Self:
+        """This projection with other tensors, which are no parameters: an optimizer still sees only the original."""
+        view = type(self).__new__(type(self))  # copy.copy cannot be compiled
+        view.__dict__.update({**self.__dict__, "_parameters": {}, "_buffers": {}, **tensors, **attributes})
+        return view
+
     def key_slice(self) -> slice:
         """The matrices, out of M, that are E."""
         return slice(0, max(1, self.matrices // 2))
@@ -159,6 +216,8 @@ class Projection(ProjectionFacts, nn.Module):
 
 class DenseProjection(Projection):
     """`Eᵀ X` as a matrix product."""
+
+    projected_length: int
 
     def __init__(self, projected_length: int, matrices: int):
         super().__init__()
@@ -230,6 +289,10 @@ class LinearProjection(DenseProjection, kind="linear"):
     def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         return repeated_rows(weight, max_length)
 
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        """Averages neighboring columns: at first, each row is the mean of a segment, and no token is left out."""
+        return neighbor_means(weight, projected_length)
+
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
         length = x_BNC.shape[1]
         return Matrices(self.weight[:length], self._column_scale(length, lengths_B) if self.rescale else None)
@@ -248,6 +311,29 @@ class LinearProjection(DenseProjection, kind="linear"):
         return f"{sizes}, matrices={self.matrices}, rescale={self.rescale}"
 
 
+class AffineProjection(LinearProjection, kind="affine"):
+    """A learned matrix and a learned bias for each row, which is added to all features of its key and value.
+
+    `Eᵀ (X W_K) + b`, which is `nn.Linear(max_length, K)` along the sequence, as in `linformer-pytorch`.
+    """
+
+    def _register(self, weight: Tensor) -> None:
+        super()._register(weight)
+        self.bias = nn.Parameter(weight.new_empty(weight.shape[1:]))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.bias)
+
+    def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
+        return weight.detach().clone() if weight is self.bias else super().resized_weight(weight, max_length)
+
+    def with_row_bias(self, keys_BGKD: Tensor, values_BGKD: Tensor) -> tuple[Tensor, Tensor]:
+        # under autocast, the sum would have the precision of the bias
+        bias_MK1 = self.bias[..., None].to(keys_BGKD.dtype)
+        return keys_BGKD + bias_MK1[self.key_slice()], values_BGKD + bias_MK1[self.value_slice()]
+
+
 class RandomProjection(LinearProjection, kind="random"):
     """A fixed Gaussian matrix N(0, 1/K), R in the paper's Theorem 1: a buffer, saved with the model but not trained."""
 
@@ -259,6 +345,10 @@ class RandomProjection(LinearProjection, kind="random"):
     def reset_parameters(self) -> None:
         with torch.no_grad():
             self.weight.normal_(std=1 / math.sqrt(self.projected_length))
+
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        """The first columns, scaled to N(0, 1/K) for the smaller K."""
+        return weight[..., :projected_length] * math.sqrt(self.projected_length / projected_length)
 
 
 class DynamicProjection(DenseProjection, kind="dynamic"):
@@ -278,6 +368,10 @@ class DynamicProjection(DenseProjection, kind="dynamic"):
 
     def own_multiply_adds_per_channel(self, length: int) -> int:
         return self.matrices * length * self.projected_length
+
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        """The first columns: each of them looks at all tokens."""
+        return weight[..., :projected_length]
 
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
         logits_BNF = x_BNC @ self.weight.flatten(1)
@@ -302,10 +396,13 @@ class ConvProjection(Projection, kind="conv"):
     can_rescale = True
     sized_by_max_length = True
     sized_by_width = True
+    can_be_cut = False
+    matrix_axis = -3
     why_no_matrix = "has its own weights for each channel in windows"
 
     def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool = False):
         super().__init__()
+        self.projected_length = projected_length
         self.window = -(-max_length // projected_length)
         self.matrices = matrices
         self.rescale = rescale
@@ -316,6 +413,13 @@ class ConvProjection(Projection, kind="conv"):
         # means plus noise, as in LinearProjection
         with torch.no_grad():
             self.weight.normal_(std=0.1 / self.window).add_(1 / self.window)
+
+    def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
+        raise ValueError(
+            f"projection='conv' with projected_length={self.projected_length} cannot be cut to {projected_length} "
+            f"rows: its kernel of max_length / projected_length = {self.window} taps fixes the number of rows; build "
+            f"it with projected_length={projected_length}, or use projection='linear', 'dynamic' or 'mean'"
+        )
 
     def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         assert self.options is not None
@@ -371,6 +475,7 @@ class PoolingProjection(Projection):
     """
 
     has_matrices = False
+    projected_length: int
 
     def __init__(self, projected_length: int):
         super().__init__()

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 
-def check_features(name: str, x: Any, width: int, like: Tensor) -> None:
-    """Raise unless `x` is a (batch, length, width) tensor with the device and dtype of the parameter `like`."""
+def check_features(name: str, x: Any, width: int, like: Tensor, option: str = "embed_dim") -> None:
+    """Raise unless `x` is a (batch, length, width) tensor with the device and dtype of the parameter `like`.
+
+    `option` is the name of the width among the options of the layer.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor of shape (batch, length, {width})")
     if x.dim() != 3:
@@ -18,7 +21,7 @@ def check_features(name: str, x: Any, width: int, like: Tensor) -> None:
         )
     if x.shape[-1] != width:
         raise ValueError(
-            f"{name} has width {x.shape[-1]} but this layer has embed_dim={width}; build it for the width of its input"
+            f"{name} has width {x.shape[-1]} but this layer has {option}={width}; build it for the width of its input"
         )
     if x.shape[1] == 0:
         raise ValueError(f"{name} has shape {tuple(x.shape)}: it must contain at least one token")

@@ -121,7 +121,7 @@ class TrainingConfig:
     accumulate: Annotated[int, "gradient accumulation: number of forward and backward passes per step", AT_LEAST_1] = 1
     learning_rate: Annotated[float, "maximum learning rate", POSITIVE] = 5e-4
     projection_rate: Annotated[
-        float, "learning rate of a learned E (`projection: linear`), relative to `learning_rate`", POSITIVE
+        float, "learning rate of a learned E (`projection: linear` or `affine`), relative to `learning_rate`", POSITIVE
     ] = 0.1
     schedule: Annotated[Literal["cosine", "linear", "constant"], "decay of the learning rate after the warmup"] = (
         "cosine"
@@ -194,6 +194,7 @@ CHANGEABLE_MODEL_FIELDS = {
 # fields of LinformerConfig that are derived, and from what
 DERIVED_FIELDS = {
     "vocab_size": "the tokenizer",
+    "decoder_vocab_size": "the tokenizer of both sides",
     "pad_token_id": "the tokenizer",
     "bos_token_id": "the tokenizer",
     "eos_token_id": "the tokenizer",
@@ -204,6 +205,7 @@ DERIVED_FIELDS = {
     "is_decoder": "the task",
     "is_encoder_decoder": "the task",
     "add_cross_attention": "the task",
+    "cross_attention_hidden_size": "the task",
     "type_vocab_size": "data.columns.pair",
 }
 
@@ -389,11 +391,22 @@ def resolve_model_config(model: dict[str, Any]) -> "LinformerConfig":
     return LinformerConfig(**settings)
 
 
+def check_not_checkpointing(config: RunConfig) -> None:
+    """Raise for gradient checkpointing of reversible layers."""
+    if config.training.gradient_checkpointing:
+        raise UserError(
+            "training.gradient_checkpointing is true, but the layers of the model are reversible and keep no "
+            "activations that it could save; set it to false"
+        )
+
+
 def check_combinations(config: RunConfig) -> None:
     """Check keys that depend on each other."""
     training, data = config.training, config.data
     if training.epochs is not None and training.steps is not None:
         raise UserError("training.epochs and training.steps are both set; remove one of them, or set it to null")
+    if config.model.get("reversible"):
+        check_not_checkpointing(config)
     if data.path is None and data.generated is None:
         raise UserError("there is no data; set data.path to a file, a directory or a name on the Hub")
     if data.path is not None and data.generated is not None:

@@ -1,0 +1,1 @@
+"""Models of other packages, converted to ours."""
