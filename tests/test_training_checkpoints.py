@@ -189,7 +189,7 @@ def test_checkpoints_and_the_model_are_artifacts_and_a_resumed_run_continues(tmp
     assert f"W&B artifact: wandb:ENTITY/linformer-kit/{name}:final" in printed
     assert {artifact.run_id for artifact in artifacts} == {(run / "wandb" / "id.txt").read_text()}
     assert json.loads(artifacts[-1].metadata) == read_json(run / "result.json")
-    assert len(checkpoints_in(run / "checkpoints")) < 3  # the files of those that were removed are still there
+    assert not (run / "checkpoints" / "checkpoint-3").exists()  # its artifact has copies
 
     # the server, which cannot run here, would return the files of the manifest
     versions = {f"me/linformer-kit/{name}:{alias}": number for number, alias in enumerate(steps)}
@@ -214,6 +214,7 @@ def test_checkpoints_and_the_model_are_artifacts_and_a_resumed_run_continues(tmp
     found = read_json(place / "v0" / "evaluation-checkpoint-2.json")
     assert found["loss"] == pytest.approx(validation_loss(run, step=2))
     assert answers(f"{source}:final", "a fine river") == answers(run, "a fine river")
+    assert answers(f"{source}:step-3", "a fine river") != answers(run, "a fine river")
 
 
 def validation_loss(run, step):
