@@ -310,9 +310,9 @@ class Texts(torch.utils.data.Dataset):
         }
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False, True], ids=["all kept", "computed again"])
-def test_the_trainer_resumes_from_a_checkpoint_exactly(gradient_checkpointing, tokenizer, tmp_path):
-    data = Texts()
+@pytest.mark.parametrize("activations", ["all kept", "computed again", "reversible"])
+def test_the_trainer_resumes_from_a_checkpoint_exactly(activations, tokenizer, tmp_path):
+    data, gradient_checkpointing = Texts(), activations == "computed again"
     settings = TrainingArguments(
         tmp_path,
         max_steps=30,
@@ -330,7 +330,12 @@ def test_the_trainer_resumes_from_a_checkpoint_exactly(gradient_checkpointing, t
     def trainer():
         # with dropout, so that it matters where the random numbers go on
         model = LinformerForSequenceClassification(
-            config(num_labels=2, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+            config(
+                num_labels=2,
+                hidden_dropout_prob=0.1,
+                attention_probs_dropout_prob=0.1,
+                reversible=activations == "reversible",
+            )
         )
         return Trainer(model, settings, train_dataset=data, data_collator=DataCollatorWithPadding(tokenizer))
 

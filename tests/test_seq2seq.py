@@ -186,6 +186,8 @@ def test_the_checkpoint_of_an_encoder_is_loaded_into_the_encoder(model_class, sh
     new = {name for name, _ in model.named_parameters() if "model.decoder." in name}
     assert set(found["missing_keys"]) - tied == new - tied  # and transformers warns of them
     model.save_pretrained(tmp_path / "both")
+    stored = load_file(tmp_path / "both" / "model.safetensors")
+    assert all(name.startswith(("model.encoder.", "model.decoder.", "lm_head.")) for name in stored)
     loaded, found = LinformerForConditionalGeneration.from_pretrained(tmp_path / "both", output_loading_info=True)
     assert not any(found.values())
     source = ids()

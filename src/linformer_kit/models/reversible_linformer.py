@@ -58,8 +58,8 @@ class _Reversible(torch.autograd.Function):
         a = b = x
         for sublayer in sublayers:
             ctx.random.append(RandomState(x.device))
-            output, _ = evaluate(sublayer, b, ctx.autocast)
-            a, b = b, a + output.detach()
+            # without a name for the output, which would keep its graph
+            a, b = b, a + evaluate(sublayer, b, ctx.autocast)[0].detach()
         ctx.save_for_backward(a, b)
         return a, b
 
@@ -81,6 +81,7 @@ class _Reversible(torch.autograd.Function):
                     gradients[id(tensor)] = gradient if known is None else known + gradient
             a, b = b - output.detach(), a
             grad_a, grad_b = grad_b, grad_a + grad_input
+            del output, leaf, upstream, grad_input  # before the next sublayer needs memory
         return None, grad_a + grad_b, *(gradients.get(id(tensor)) for tensor in ctx.tensors)
 
 

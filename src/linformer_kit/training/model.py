@@ -12,7 +12,7 @@ from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerForSequenceClassification
 from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from ..models.projection_linformer import Projection
-from .config import RunConfig, model_settings
+from .config import RunConfig, check_not_checkpointing, model_settings
 from .tokenizer import end_token, start_token
 
 MODELS: dict[str, Any] = {
@@ -63,7 +63,12 @@ def load_initial_model(
     if config.data.columns.pair:
         derived = {**derived, "type_vocab_size": 2}
     model, found = model_class.from_pretrained(
-        source, ignore_mismatched_sizes=True, output_loading_info=True, **derived
+        source,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        **derived,
     )
     missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
     if body := [name for name in missing if name.startswith("model.") and "token_type" not in name]:
@@ -71,6 +76,8 @@ def load_initial_model(
             f"model.from is {source!r}, a {saved_class_name(source)}, which has no weights for {', '.join(body[:2])} … "
             f"of {model_class.__name__}, the model of {config.task}; start from a run of a similar task"
         )
+    if model.config.reversible:
+        check_not_checkpointing(config)
     if "id2label" in derived and LinformerConfig.from_pretrained(source).id2label != derived["id2label"]:
         # even if the number of labels is the same
         nn.init.normal_(model.classifier.weight, std=model.config.initializer_range)
