@@ -79,6 +79,15 @@ def test_a_file_that_the_manifest_does_not_list_is_refused(stopped):
     assert last.is_dir()
 
 
+def test_a_run_that_begins_anew_has_a_new_tokenizer(stopped, quick):
+    """Without a checkpoint, any setting may change."""
+    shutil.rmtree(stopped / "checkpoints")
+    path = quick("classification", stopped.parent, **{"training.steps": 1, "tokenizer": {"kind": "bytes"}})
+    command("train", path)
+    (last,) = checkpoints_in(stopped / "checkpoints")
+    assert answers(last, "a fine river") == answers(stopped, "a fine river")
+
+
 # code in a model directory
 
 
