@@ -33,7 +33,9 @@ PRELOADED = (
 )
 # variables that may differ between forks, because they are read when they are used, not on import
 FREE = ("COLUMNS", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTEST_CURRENT_TEST", "PWD")
-FREE += ("RANK", "TENSORBOARD_LOGGING_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT", "WORLD_SIZE")
+FREE += ("RANK", "TENSORBOARD_LOGGING_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT", "WANDB_SILENT")
+FREE += ("WORLD_SIZE",)
+FREE += ("HOME",)  # libraries read it on import to find the cache of the Hub, which nothing here uses
 
 
 # the server

@@ -59,6 +59,7 @@ CAUSAL, MODELS = "tests/test_causal.py", "tests/test_models.py"
 PROJECTION, GENERATION = "tests/test_projection.py", "tests/test_generation.py"
 REVERSIBLE = "tests/test_reversible.py"
 PARTS, COMPARE = "tests/test_training_parts.py", "tests/test_compare.py"
+CHECKPOINTS = "tests/test_training_checkpoints.py"
 BENCH = "tests/test_measure.py tests/test_bench.py"  # those of them that exist
 SPECTRUM, PLOT, REPORT, DEMO = (f"tests/test_{name}.py" for name in ("spectrum", "plot", "report", "demo"))
 KERAS, IMPORT = "tests/on_each_backend", "tests/test_import.py"
@@ -529,8 +530,8 @@ MUTATIONS = [
     Mutation(
         "ratios in a report are upside down",
         "report/measurements.py",
-        "return of_full / own",
-        "return own / of_full",
+        "return other / own",
+        "return own / other",
         REPORT,
         "ratios",
     ),
@@ -582,6 +583,54 @@ MUTATIONS = [
         "isinstance(value, int | float) and",
         "tests/test_training_parts.py",
         "wrong_is_named or named or errors_name",
+    ),
+    Mutation(
+        "the code of a tokenizer in a model directory runs",
+        "training/evaluate.py",
+        "AutoTokenizer.from_pretrained(trained.tokenizer, trust_remote_code=False)",
+        "AutoTokenizer.from_pretrained(trained.tokenizer, trust_remote_code=True)",
+        CHECKPOINTS,
+        "needs_its_code",
+    ),
+    Mutation(
+        "the results of a checkpoint replace those of the finished model",
+        "training/run.py",
+        'return path.with_stem(f"{path.stem}-{self.name}") if self.name else path',
+        "return path",
+        CHECKPOINTS,
+        "evaluated_and_predicts",
+    ),
+    Mutation(
+        "files that the manifest does not list are accepted",
+        "training/checkpoint.py",
+        "if str(path) not in listed",
+        "if False",
+        CHECKPOINTS,
+        "manifest_does_not_list",
+    ),
+    Mutation(
+        "an artifact refers to files of a checkpoint that is removed later",
+        "training/wandb_report.py",
+        'policy="mutable"',
+        'policy="immutable"',
+        CHECKPOINTS,
+        "are_artifacts",
+    ),
+    Mutation(
+        "a configuration inherits the run directory of its base",
+        "training/config.py",
+        'inherited.pop("run", None)',
+        'inherited.get("run", None)',
+        PARTS,
+        "keys_of_its_base",
+    ),
+    Mutation(
+        "ratios refer to the first implementation by name",
+        "bench/result_table.py",
+        "for name in BASELINES if name in found",
+        "for name in sorted(found)",
+        COMPARE,
+        "baseline_that_is_there",
     ),
     Mutation(
         "a key that stands twice in YAML is accepted",

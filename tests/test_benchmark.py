@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from math import prod
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from linformer_kit.bench.implementations import check, make_workload
 from linformer_kit.bench.isolated import run_isolated
 from linformer_kit.bench.measure import WRONG
 from linformer_kit.bench.prediction_time import LAYERS, Experiment
-from linformer_kit.cli import app
+from linformer_kit.cli import app, complete_config, complete_run
 
 SCRIPT = Path(sys.executable).with_name("linformer")
 # of the starting document: 2,000 tokens of 256 features, K = 64, 8 heads of 128 features
@@ -61,10 +62,19 @@ def test_keras_shows_tables():
         "--backend",
         "keras",
         KERAS_BACKEND="torch",
-        COLUMNS="200",
+        COLUMNS="80",
     )
     assert done.returncode == 0, done.stderr
-    for text in ("on torch", "50 × 1 × 8", "total", "Full attention takes", "times as long", "peak memory"):
+    assert done.stdout.count(f"on torch {metadata.version('torch')}") == 2  # in the settings and below the tables
+    for text in (
+        " query/kernel ",
+        " attention_output/kernel ",
+        "50 × 1 × 8",
+        "total",
+        "Full attention takes",
+        "times as long",
+        "peak memory",
+    ):
         assert text in done.stdout
 
 
@@ -149,8 +159,24 @@ def test_a_shell_completes_commands_options_and_the_last_of_several_values():
     assert completed("linformer", "bench") == ["benchmark"]
     assert completed("linformer", "compare", "--implem") == ["--implementations"]
     assert completed("linformer", "compare", "--implementations", "led,linformer-p") == ["led,linformer-pytorch"]
-    assert completed("linformer", "compare", "--preset", "") == ["paper-table-3"]
+    assert completed("linformer", "compare", "--preset", "p") == ["paper-table-3"]
     assert set(completed("linformer", "compare", "--subjects", "enc")) == {"encoder", "encoder-decoder"}
+
+
+def test_a_shell_completes_shipped_configurations_files_and_runs(tmp_path, monkeypatch):
+    pytest.importorskip("yaml")
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/first/checkpoints/checkpoint-75", "runs/second", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("runs/first/environment.json", "runs/second/environment.json", "imdb_mine.yaml"):
+        (tmp_path / name).touch()
+    assert completed("linformer", "train", "im") == ["imdb", "imdb_bytes", "imdb_mine.yaml"]
+    assert completed("linformer", "evaluate", "r") == ["runs/first", "runs/second"]
+    assert complete_config("runs/") == []
+    assert complete_run("") == ["runs/first", "runs/second"]
+    assert complete_run("runs/s") == ["runs/second"]
+    for typed in ("runs/first/", "runs/first/checkpoints/c"):
+        assert complete_run(typed) == ["runs/first/checkpoints/checkpoint-75"]
 
 
 def test_the_completion_of_a_shell_can_be_installed(tmp_path):

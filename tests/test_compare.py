@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -654,6 +655,39 @@ def test_a_sweep_is_interrupted_and_resumed(tmp_path):
     assert path.read_bytes() == before  # nothing was left to do
 
 
+@pytest.mark.parametrize(
+    ("seconds", "ratios"),
+    [
+        ({"linformer-kit": 2.0, "full-attention": 4.0, "bert-eager": 8.0}, [2.0, 1.0, 0.5]),
+        ({"linformer-kit": 2.0, "linformer": 12.0, "bert-eager": 6.0}, [3.0, 0.5, 1.0]),
+        ({"linformer-kit": 2.0, "linformer": 8.0}, [4.0, 1.0]),
+        ({"linformer-kit": 2.0}, []),
+    ],
+    ids=["ours", "of another package", "not full attention", "none"],
+)
+def test_ratios_refer_to_full_attention_or_to_the_baseline_that_is_there(tmp_path, seconds, ratios):
+    pytest.importorskip("matplotlib")
+    from linformer_kit.report.measurements import measurement_table
+
+    table = open_table(tmp_path / "points.csv")
+    key = {"subject": "encoder", "step": "forward", "length": 512, "batch": 8, **dict.fromkeys(FACTS, "1")}
+    columns = ("seconds_fastest", "seconds_median", "seconds_slowest")
+    table.put(
+        [
+            {**key, "implementation": name, "status": OK, **dict.fromkeys(columns, time)}
+            for name, time in seconds.items()
+        ]
+    )
+    rows = list(table.rows())
+    with (console := Console(width=120, quiet=False)).capture() as captured:
+        compare_module.show(rows, console)
+    assert [float(each) for each in re.findall(r"([\d.]+)×", captured.get())] == ratios
+    assert ("ratio: " in captured.get()) == bool(ratios)
+    page = measurement_table("points", rows)
+    places = [place for place, heading in enumerate(page.headings) if heading == "time ratio"]
+    assert [cells[place].value for place in places for cells in page.rows] == ratios
+
+
 # the paper's table
 
 
@@ -682,9 +716,9 @@ def test_a_cell_is_the_ratio_to_the_baseline_of_the_same_batch_next_to_the_paper
         "batch": "8",
         "measured": "1.50",
         "paper": "1.5",
-        "why not": "",
+        "note": "",
     }
-    assert (second["measured"], second["paper"], second["why not"]) == ("", "7.9", "bert-eager: out of memory")
+    assert (second["measured"], second["paper"], second["note"]) == ("", "7.9", "bert-eager: out of memory")
     assert (third["saved"], third["measured"], third["paper"]) == ("memory", "2.50", "1.7")
     assert fourth["paper"] == "18"
 

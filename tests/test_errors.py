@@ -102,7 +102,10 @@ def test_invalid_options_of_the_causal_layer_raise(options, parts):
         ({"gradient_checkpointing": None}, ["gradient_checkpointing is None"]),
         ({"projected_length": [3]}, ["projected_length has 1 numbers", "depth is 2", "one per layer"]),
         ({"projected_length": [3, 0]}, ["projected_length is 0", "at least 1"]),
-        ({"projected_length": [3, 2], "sharing": "layerwise"}, ["[3, 2]", "sharing='layerwise'", "sharing='kv'"]),
+        (
+            {"projected_length": [3, 2], "sharing": "layerwise", "projection": "conv"},
+            ["[3, 2]", "sharing='layerwise'", "sharing='kv'"],
+        ),
         ({"projected_length": "32"}, ["projected_length", "32"]),
         ({"projected_length": [[3], [3]], "sharing": "layerwise"}, ["projected_length is [3]", "integer"]),
         (

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "keras": {"keras", "models", "__init__"},
     "reference": set(),
     "cli": {"convert", "training", "bench", "demo", "report", "analysis", "models", "__init__", *SHARED},
-    "__init__": {"models", "convert"},
+    "__init__": {"models", "convert", "plots"},
 }
 
 
@@ -71,6 +71,18 @@ def test_models_import_siblings_only():
             if isinstance(node, ast.ImportFrom) and node.level:
                 assert node.level == 1
                 assert node.module
+
+
+def test_no_auto_class_may_run_the_code_of_a_model():
+    """Without the argument, transformers asks the user whether to run it."""
+    found = 0
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and re.search(r"\bAuto\w+\.from_pretrained$", ast.unparse(node.func)):
+                options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert options.get("trust_remote_code") == "False" or options.get(None) == "safe", ast.unparse(node)
+                found += 1
+    assert found > 4
 
 
 def test_the_import_loads_no_heavy_package():

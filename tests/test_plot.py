@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch import nn
 from training_zoo import command, read_json, read_lines, refused
 
+from linformer_kit import LinformerAttention, plot_heads
 from linformer_kit.bench.result_table import COLUMNS
 from linformer_kit.csv_tables import as_csv
 from linformer_kit.errors import UserError
@@ -510,6 +512,61 @@ def test_heads_are_the_attention_weights_of_the_model(save, kind, changes):
         np.testing.assert_allclose(image.sum(axis=1), 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [LinformerForMaskedLM, LinformerForCausalLM])
+def test_plot_heads_draws_what_a_model_returns(save, kind):
+    _, model, tokenizer = save(kind, block_length=8, slots=2)
+    ids = ids_of(tokenizer)
+    model.train()
+    found = images(plot_heads(model, ids, title="A title", size=(7, 5)))
+    assert model.training
+    with torch.no_grad():
+        expected = model.eval()(ids, output_attentions=True).attentions
+    for image, weights in zip(found, [head for layer in expected for head in layer[0]], strict=True):
+        np.testing.assert_array_equal(image, weights.numpy())
+    assert all("attend" not in vars(module) and "advance" not in vars(module) for module in model.modules())
+
+
+def test_plot_heads_of_layers_in_any_module():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.narrow = LinformerAttention(16, 4, projected_length=5), LinformerAttention(16, 2)
+
+        def forward(self, x, mask=None):
+            return self.narrow(self.wide(x, mask=mask), mask=mask)
+
+    module, x, mask = Both(), torch.randn(2, 9, 16), torch.arange(9) < torch.tensor([[9], [4]])
+    figure = plot_heads(
+        module, x, mask=mask, example=1, max_heads=3, title="Two layers", size=(7, 5), labels="abcdefghi"
+    )
+    assert figure.get_suptitle() == "Two layers"
+    assert tuple(figure.get_size_inches()) == (7, 5)
+    assert "first 3 of 4 heads" in footnote(figure)
+    drawn = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_ylabel() for axes in drawn if axes.get_ylabel()] == ["wide", "narrow"]
+    assert [label.get_text() for label in drawn[0].get_yticklabels()] == list("abcdefghi")
+    with torch.no_grad():
+        output, wide = module.wide(x, mask=mask, need_weights=True)
+        _, narrow = module.narrow(output, mask=mask, need_weights=True)
+    found = [np.asarray(axes.images[0].get_array()) for axes in drawn]
+    for image, weights in zip(found, [*wide[1, :3], *narrow[1]], strict=True):
+        np.testing.assert_array_equal(image, weights.numpy())
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (nn.Linear(16, 16), {}, "Linear computed no Linformer attention"),
+        (LinformerAttention(16, 2), {"example": 2}, "example is 2 but the batch has 2; choose one of 0 … 1"),
+        (LinformerAttention(16, 2), {"labels": ["a"]}, "labels has 1 names but the input has 9 tokens"),
+        (LinformerAttention(16, 2), {"max_heads": 0}, "max_heads is 0"),
+    ],
+)
+def test_plot_heads_rejects(module, options, message):
+    with pytest.raises(ValueError, match=message):
+        plot_heads(module, torch.randn(2, 9, 16), **options)
+
+
 def test_heads_of_a_classifier_include_special_tokens(finished, tmp_path):
     (tmp_path / "text.txt").write_text("a lovely road", encoding="utf-8")
     figure = figures([finished], "heads", str(tmp_path / "text.txt"))["heads"]
@@ -569,6 +626,14 @@ def test_slots_are_the_columns_of_e(save, sharing):
         "none": "layer 1, head 1 (K=5)",
         "layerwise": "all layers (K=5)",
     }.get(sharing, "layer 1 (K=5)")
+
+
+def test_slots_of_a_layer_with_a_smaller_k_are_those_of_its_part_of_a_shared_e(save):
+    folder, model, _ = save(sharing="layerwise", projected_length=[6, 3])
+    panels = figures([folder], "slots")["slots"].axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["layer 1 (K=6)", "layer 2 (K=3)"]
+    pairs = model.model.projection.weight[:, 0].detach().unflatten(-1, (3, 2)).mean(dim=-1)
+    np.testing.assert_allclose(np.stack(list(curves(panels[1]).values()), axis=1), pairs.numpy(), atol=1e-9)
 
 
 def test_only_some_of_many_slots_are_shown_and_the_title_says_how_many(save):

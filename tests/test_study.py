@@ -181,7 +181,7 @@ def test_a_stopped_table_resumes_from_its_checkpoints(tmp_path, small, load):
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 143
     assert "stopped; the same command resumes the runs from their last checkpoints" in errors
     (metrics,) = tmp_path.glob("runs/small/*/metrics.jsonl")
     before = metrics.read_text()

@@ -387,7 +387,10 @@ def test_unfinished_incompatible_and_damaged_runs_are_rejected(trained_run, tmp_
     (run / "result.json").unlink()
     for name in ("predict", "evaluate"):
         said = refused(name, run, *(["text"] if name == "predict" else []))
-        assert said == f"the run in {run} is not finished; resume it with `linformer train {run / 'config.yaml'}`"
+        assert said == (
+            f"the run in {run} is not finished; resume it with `linformer train {run / 'config.yaml'}`, or use a "
+            f"checkpoint: {run / 'checkpoints' / 'checkpoint-60'}"
+        )
     other = trained.copy(tmp_path / "other")
     environment = read_json(other / "environment.json")
     environment |= {"run_format": 99, "packages": {"linformer-kit": "9.9"}}

@@ -193,6 +193,71 @@ def test_an_unknown_configuration_suggests_the_nearest_name():
     assert load_config("configs/imdb.yaml") == load_config("imdb")
 
 
+def test_a_file_overrides_the_keys_of_its_base(tmp_path):
+    """Sections are merged, lists are replaced, `run` is not inherited; overrides come last."""
+    (tmp_path / "middle.yaml").write_text("base: wmt14_en_de\nrun: runs/other\nmodel: {projected_length: 8}\nseed: 3\n")
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "last.yaml"
+    path.write_text("base: ../middle.yaml\nmodel: {slots: 4}\ndata: {columns: {source: a}, name: null}\n")
+    shipped = config_to_dict(load_config("wmt14_en_de"))
+    found = config_to_dict(load_config(path, ["training.steps=5"]))
+    assert {key: value for key, value in flatten_keys(found) if (key, value) not in list(flatten_keys(shipped))} == {
+        "run": "runs/last",
+        "seed": 3,
+        "model.projected_length": 8,
+        "model.slots": 4,
+        "data.columns.source": "a",
+        "data.name": None,
+        "training.steps": 5,
+    }
+    (tmp_path / "run").mkdir()
+    stored = tmp_path / "run" / "config.yaml"
+    stored.write_text(to_yaml(load_config(path)))
+    path.unlink()
+    assert config_to_dict(load_config(stored, ["run=runs/last", "training.steps=5"])) == found
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("imbd", r"base is 'imbd', but there is no file .*imbd and no such shipped configuration; did you mean 'imdb'"),
+        ("nowhere.yaml", r"there is no file .*nowhere.yaml and no such shipped configuration; shipped .*wmt14_en_de"),
+        ("first.yaml", r"base is 'first.yaml', which leads back to itself: first.yaml → first.yaml; remove"),
+        ("second.yaml", r"base is 'first.yaml', which leads back to itself: first.yaml → second.yaml → first.yaml"),
+        ("[imdb]", r"first.yaml: base is the list \['imdb'\]; allowed: a string"),
+    ],
+)
+def test_a_base_that_cannot_be_read_is_named(tmp_path, base, said):
+    (tmp_path / "first.yaml").write_text(f"base: {base}\n")
+    (tmp_path / "second.yaml").write_text("base: first.yaml\n")
+    with pytest.raises(UserError, match=said):
+        load_config(tmp_path / "first.yaml")
+    with pytest.raises(UserError, match="base is a key of YAML files and cannot be set on the command line"):
+        load_config("imdb", ["base=mnli"])
+
+
+@pytest.mark.parametrize(
+    ("report", "tools"),
+    [("none", []), ("wandb", ["wandb"]), ("[tensorboard, wandb, wandb]", ["tensorboard", "wandb"]), ("[]", [])],
+)
+def test_reports_are_one_tool_or_several(report, tools):
+    assert load_config("imdb", [f"training.report={report}"]).training.reports == tools
+
+
+def test_a_report_that_does_not_exist_is_named():
+    said = "training.report is the list .*; allowed: none, tensorboard, wandb or a list of tensorboard, wandb"
+    with pytest.raises(UserError, match=said):
+        load_config("imdb", ["training.report=[tensorboard, mlflow]"])
+
+
+def test_the_configurations_of_one_experiment_differ_in_their_attention_only():
+    configs = [load_config(f"wmt14_en_de_{name}", ["run=same"]) for name in ("k32", "k64", "full")]
+    models = [resolve_model_config(config.model) for config in configs]
+    assert [model.projection for model in models] == ["linear", "linear", "none"]
+    assert [set(model.projected_lengths) for model in models[:2]] == [{32}, {64}]
+    assert len({str(dataclasses.replace(config, model={})) for config in configs}) == 1
+
+
 def test_shipped_configurations():
     names = (
         "imdb listops wikitext2_mlm wikitext2_clm wmt14_en_de tatoeba_en_de mnli bookcorpus_mlm bookcorpus_denoising"

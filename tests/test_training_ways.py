@@ -3,8 +3,11 @@ early stopping, precision, reporting, streams."""
 
 import gc
 import gzip
+import re
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,6 @@ from training_zoo import (
     answers,
     classification_rows,
     command,
-    linformer,
     pair_rows,
     read_json,
     refused,
@@ -278,35 +280,72 @@ def test_the_best_checkpoint_can_be_selected_by_another_metric(tmp_path, quick, 
     assert result["best_step"] == best(metric)
 
 
+def test_the_recommended_commands_work_without_a_test_split(tmp_path, quick):
+    path = quick("classification", tmp_path, run=tmp_path / "my run", **{"training.steps": 1})
+    printed, *_ = train_here(path, f"data.path={load_config(path).data.path}/train.jsonl")
+    recommended = re.search(r"^Next: linformer (evaluate .+), linformer (predict .+)$", printed, re.MULTILINE)
+    command(*shlex.split(recommended[1]))
+    command(*shlex.split(recommended[2]))
+    assert read_json(tmp_path / "my run" / "evaluation.json")["split"] == "validation"
+
+
+# sizes that train in a second
+TINY = (
+    *(
+        "model.hidden_size=16",
+        "model.num_attention_heads=2",
+        "model.intermediate_size=32",
+        "model.num_decoder_layers=1",
+    ),
+    *("model.max_position_embeddings=64", "tokenizer={kind: words, min_frequency: 1}"),
+    *("training.epochs=null", "training.steps=2", "training.batch_size=8", "training.accumulate=1"),
+    *("training.evaluate_every=2", "training.evaluation_batch_size=64", "training.device=cpu", "data.workers=1"),
+)
+
+
 @pytest.mark.slow
-def test_tensorboard_finds_its_files_in_the_run(tmp_path, quick):
+def test_the_shipped_experiments_train_on_local_data_and_are_drawn(tmp_path, quick, monkeypatch):
+    """Translation with a learned E and with full attention, and K × sharing of the denoising model."""
+    pytest.importorskip("matplotlib")
+    from linformer_kit.bench.study_tables import Study, load_tables
+
+    monkeypatch.chdir(tmp_path)
+    pairs, texts = (load_config(quick(task, tmp_path)).data for task in ("translation", "denoising"))
+    where = f"data={{path: '{pairs.path}', cache: '{pairs.cache}'}}"
+    names = [f"wmt14_en_de_{name}" for name in ("k32", "full")]
+    for name in names:
+        command("train", name, *TINY, where)
+    command("plot", *(f"runs/{name}" for name in names), "--what", "quality", "--output", "quality.svg")
+    assert all(f"<!-- {text} -->" in Path("quality.svg").read_text() for text in ("full attention", "32"))
+
+    study = Study(load_tables(Path("denoising_sharing")), tmp_path, tmp_path, Path(texts.path).parent)
+    study.tables["denoising"] = replace(study.tables["denoising"], data=Path(texts.path).name)
+    jobs = study.jobs(["denoising"])
+    assert len({job.fingerprint for job in jobs}) == 1 + 3 * 4
+    few = [job for job in jobs if job.variant in ("K=32, kv", "K=32, layerwise")]
+    for job in few:
+        command("train", *study.arguments(job), *TINY, f"data.cache={texts.cache}")
+    command("plot", *(job.run.folder for job in few), "--what", "sharing", "--output", "sharing.svg")
+    assert all(f"<!-- {text} -->" in Path("sharing.svg").read_text() for text in ("kv", "layerwise"))
+
+
+@pytest.mark.slow
+def test_several_tools_find_their_files_in_the_run(tmp_path, quick, monkeypatch):
     pytest.importorskip("tensorboard")
+    pytest.importorskip("wandb")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _, _, lines = train_here(quick("classification", tmp_path), "training.report=tensorboard", "training.log_every=1")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    overrides = "training.report=[tensorboard, wandb]", "training.log_every=1"
+    _, _, lines = train_here(quick("classification", tmp_path), *overrides)
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
     (events,) = (tmp_path / "run").rglob("events.out.tfevents*")
     found = EventAccumulator(str(events.parent))
     found.Reload()
     losses = [event.value for event in found.Scalars("train/loss")]
     assert losses == pytest.approx([line["loss"] for line in lines if "loss" in line])
     assert "eval/accuracy" in found.Tags()["scalars"]
-
-
-@pytest.mark.slow
-def test_weights_and_biases_writes_into_the_run(tmp_path):
-    pytest.importorskip("wandb")
-    path = yaml_for(
-        "classification", tmp_path, **{"training.steps": 3, "training.evaluate_every": None, "training.report": "wandb"}
-    )
-    linformer(
-        "train",
-        path,
-        cwd=tmp_path,
-        env={"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path / "home")},
-    )
-    (stored,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
-    assert stored.stat().st_size > 1000
-    assert (tmp_path / "run" / "result.json").exists()
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ _HOMES = {
     "LinformerForCausalLM": "models.modeling_linformer",
     "LinformerSeq2SeqModel": "models.modeling_linformer_seq2seq",
     "LinformerForConditionalGeneration": "models.modeling_linformer_seq2seq",
+    "plot_heads": "plots.heads",
     "import_model": "convert.import_model",
     "load_imported": "convert.import_model",
 }
@@ -69,6 +70,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     )
     from .models.modeling_linformer_seq2seq import LinformerSeq2SeqModel as LinformerSeq2SeqModel
     from .models.projection_linformer import make_projection as make_projection
+    from .plots.heads import plot_heads as plot_heads
 
 
 def __getattr__(name: str):

@@ -108,6 +108,7 @@ class Preset(StrEnum):
     """Built-in sweeps."""
 
     paper_table_3 = "paper-table-3"
+    encoder_only = "encoder-only"
 
 
 class FigureKind(StrEnum):
@@ -158,9 +159,39 @@ def demo(
         run(output)
 
 
-CONFIG = Annotated[str, typer.Argument(help="YAML file, or name of a shipped configuration, such as imdb.")]
+def complete_config(incomplete: str) -> list[str]:
+    """Shipped configurations and YAML files."""
+    from .training.config import shipped_configs
+
+    place = incomplete[: incomplete.rfind("/") + 1]
+    files = sorted(f"{place}{path.name}" for path in Path(place).glob("*.y*ml") if path.suffix in (".yaml", ".yml"))
+    return [name for name in (*shipped_configs(), *files) if name.startswith(incomplete)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Run directories in or one level below the directory typed so far; inside a run, its checkpoints."""
+    place = incomplete[: incomplete.rfind("/") + 1]
+    folder = Path(place)
+    marks = [*folder.glob("*/environment.json"), *folder.glob("*/*/environment.json")]
+    checkpoints = folder.glob("checkpoint-*" if folder.name == "checkpoints" else "checkpoints/checkpoint-*")
+    found = sorted({*(path.parent for path in marks), *checkpoints})
+    names = (f"{place}{path.relative_to(folder).as_posix()}" for path in found)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+CONFIG = Annotated[
+    str,
+    typer.Argument(help="YAML file, or name of a shipped configuration, such as imdb.", autocompletion=complete_config),
+]
 OVERRIDES = Annotated[list[str] | None, typer.Argument(help="Overrides, such as training.epochs=2.")]
-RUN = Annotated[Path, typer.Argument(help="Directory of a finished run.")]
+RUN = Annotated[
+    str,
+    typer.Argument(
+        help="Directory of a finished run, a checkpoint (RUN/checkpoints/checkpoint-75), or a W&B artifact "
+        "(wandb:ENTITY/PROJECT/ARTIFACT:ALIAS).",
+        autocompletion=complete_run,
+    ),
+]
 
 
 @app.command()
@@ -196,7 +227,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Another file or directory in the same format.")] = None,
     beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
 ) -> None:
-    """Evaluate a run on its test split or on another file; writes evaluation.json."""
+    """Evaluate a run or a checkpoint on its test split or on another file; writes evaluation.json."""
     with report_user_errors():
         from rich.console import Console
 
@@ -367,7 +398,9 @@ def compare(
 
 @app.command()
 def study(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with the keys of docs/study.md.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="YAML file with the keys of docs/study.md, or a shipped study.")
+    ],
     tables: Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="Tables (default: all).")] = None,
     data: Annotated[Path | None, typer.Option(help="Directory with local copies of the datasets.")] = None,
     output: Annotated[

@@ -54,8 +54,8 @@ def converted(value: Any, kind: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and types.NoneType in get_args(kind):
             return None
-        (kind,) = (part for part in get_args(kind) if part is not types.NoneType)
-        return converted(value, kind, path)
+        parts = [part for part in get_args(kind) if part is not types.NoneType]
+        return converted(value, parts[0], path) if len(parts) == 1 else converted_field(value, kind, path)
     if origin is Literal and value in get_args(kind):
         return value
     if origin is list and isinstance(value, list):

@@ -28,8 +28,8 @@ from .implementations import IMPLEMENTATIONS, version_of
 from .isolated import Isolated, measure_isolated, measure_rounds
 from .machine import describe_machine, timed_code
 from .measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing, as_row, available_bytes
-from .point import FULL, TRAINING_SUBJECTS, Point
-from .result_table import FACTS, baseline_of, open_table
+from .point import TRAINING_SUBJECTS, Point
+from .result_table import FACTS, baseline_name, baseline_of, open_table
 from .sweep import LISTS, PAPER_TABLE_3, PRESETS, Sweep, read_keys, read_sweep, split_list
 
 # share of the available memory that the largest possible batch may need, since rounds hold the batches of all points
@@ -262,7 +262,7 @@ class Comparison:
 
 def group_name(points: Sequence[Point]) -> str:
     """
-    >>> group_name([Point("layer", "forward", FULL, length, None, 1) for length in (512, 1024)])
+    >>> group_name([Point("layer", "forward", "gemm", length, None, 1) for length in (512, 1024)])
     'layer, forward, N=512–1,024'
     """
     first = points[0]
@@ -313,15 +313,17 @@ def largest_batch(found: Isolated, examples: int, time_limit: float, free_bytes:
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
-    """One table per backend, subject and step, with the ratio to full attention."""
+    """One table per backend, subject and step, with the ratio to full attention or to the baseline that is there."""
     rows = sorted((row for row in rows if not row["phase"]), key=lambda row: int(row["length"]))
     for title in dict.fromkeys(title_of(row) for row in rows):
-        screen = RichTable(title=title, caption=f"ratio: {FULL} ÷ this row", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        own = [row for row in rows if title_of(row) == title]
+        baseline = baseline_name(own)
+        caption = f"ratio: {baseline} ÷ this row" if baseline else None
+        screen = RichTable(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in ("N", "B", "implementation", "K", "time", "spread", "ratio", "memory"):
             screen.add_column(heading, no_wrap=True, justify="left" if heading == "implementation" else "right")
-        for row in rows:
-            if title_of(row) == title:
-                screen.add_row(*texts_of(row, baseline_of(row, rows)))
+        for row in own:
+            screen.add_row(*texts_of(row, baseline_of(row, own, baseline)))
         console.print(screen)
 
 

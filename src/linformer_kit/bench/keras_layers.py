@@ -95,5 +95,6 @@ def make_workload(point: Point, build: Build) -> Workload:
             # JAX computes asynchronously; the rest of the step would count for the next layer
             return keras.ops.convert_to_numpy(model.trainable_variables[0])
 
-    shapes = {weight.path: tuple(weight.shape) for weight in layer.weights}
+    # without the name of the layer, which has a number that changes
+    shapes = {weight.path.removeprefix(f"{layer.path}/"): tuple(weight.shape) for weight in layer.weights}
     return Workload(train if point.step == "training" else predict, parameters=shapes)

@@ -60,17 +60,17 @@ def cells(rows: Sequence[Row]) -> list[Row]:
 def cell_of(rows: Sequence[Row], row: Row, saved: str) -> Row:
     """The ratio of the baseline to one of our rows, at the same length and batch."""
     column, status, paper = SAVED[saved]
-    costs, why_not = {}, ""
+    costs, note = {}, ""
     for name, found in ((BERT_EAGER, baseline_of(row, rows, BERT_EAGER) or {}), (OURS, row)):
         costs[name] = float(found.get(column) or 0) if found.get(status) == OK else 0.0
         if not costs[name]:
-            why_not = f"{name}: {found.get(status, '').replace(OK, '') or 'not measured'}"
+            note = f"{name}: {found.get(status, '').replace(OK, '') or 'not measured'}"
     number = paper_cell(paper, int(row["length"]), int(row["projected_length"]))
     return {
         **{"saved": saved, "n": row["length"], "k": row["projected_length"], "batch": row["batch"]},
-        "measured": "" if why_not else f"{costs[BERT_EAGER] / costs[OURS]:.2f}",
+        "measured": "" if note else f"{costs[BERT_EAGER] / costs[OURS]:.2f}",
         "paper": "" if number is None else f"{number:g}",
-        "why not": why_not,
+        "note": note,
     }
 
 
@@ -86,8 +86,8 @@ def publish(rows: Sequence[Row], path: Path, console: Console) -> list[Path]:
     write_rows(csv_path, found)
     for saved in SAVED:
         console.print(screen_table(saved, [cell for cell in found if cell["saved"] == saved]))
-    for reason in dict.fromkeys(cell["why not"] for cell in found if cell["why not"]):
-        lengths = dict.fromkeys(f"{int(cell['n']):,}" for cell in found if cell["why not"] == reason)
+    for reason in dict.fromkeys(cell["note"] for cell in found if cell["note"]):
+        lengths = dict.fromkeys(f"{int(cell['n']):,}" for cell in found if cell["note"] == reason)
         console.print(f"? at n = {', '.join(lengths)}: {reason}", highlight=False)
     figure = draw_paper_table(found, rows[0])
     pictures = [path.with_suffix(suffix) for suffix in (".png", ".svg")]

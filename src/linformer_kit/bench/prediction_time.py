@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..errors import UserError
 from ..formatting import format_duration, format_size, plural
+from .implementations import BACKEND_PACKAGES
 from .isolated import Isolated, measure_isolated, measure_rounds
 from .layers import make_layer
-from .machine import describe_machine
+from .machine import describe_machine, version_of
 from .measure import OK, Timing, as_row
 from .point import FULL, OURS, Point
 from .sweep import check_device
@@ -116,7 +117,8 @@ def keras_backend(device: str) -> tuple[str, dict[str, str]]:
         devices = [*keras.distribution.list_devices()]
         if device not in devices and device not in [name.split(":")[0] for name in devices]:
             raise UserError(f"device {device!r} is not available; Keras on {backend} has {', '.join(devices)}")
-    return f"keras-{backend}", {"keras": f"{keras.__version__} on {backend}"}
+    version = version_of(*BACKEND_PACKAGES[backend])
+    return f"keras-{backend}", {"keras": f"{keras.__version__} on {backend} {version}"}
 
 
 def show(found: dict[str, Any], console: Console) -> None:
@@ -124,7 +126,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     settings = Table("setting", "value", box=SIMPLE_HEAD)
     for name, value in found["settings"].items():
         settings.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
-    parameters = Table("layer", "part", "shape", "parameters", box=SIMPLE_HEAD)
+    parameters = Table("layer", Column("part", overflow="fold"), "shape", "parameters", box=SIMPLE_HEAD)
     times = Table("layer", "time, median", "fastest – slowest", "rounds", "peak memory", box=SIMPLE_HEAD)
     for which, layer in found["layers"].items():
         for name, part in layer["parts"].items():
@@ -144,5 +146,6 @@ def show(found: dict[str, Any], console: Console) -> None:
         console.print(f"Full attention takes {found['ratio']:.2f} times as long.", highlight=False)
     machine = found["machine"]
     counts = ", ".join(plural(machine[f"{noun}s"], noun) for noun in ("core", "thread") if machine[f"{noun}s"])
-    facts = f"{machine['cpu']}, {counts}, torch {machine['torch']}"
-    console.print(f"{facts}, float32, warm", style="dim", highlight=False)
+    keras = found["settings"].get("keras")
+    framework = f"Keras {keras}" if keras else f"torch {machine['torch']}"
+    console.print(f"{machine['cpu']}, {counts}, {framework}, float32, warm", style="dim", highlight=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..csv_tables import Row, Table, read_table
 from .measure import MEASURED
-from .point import FULL, KEYS, current_name
+from .point import BASELINES, KEYS, current_name
 
 # `note` is the reason for a missing number, `time_limit` is in seconds, `share` is the fraction of a phase in a call
 FOUND = (
@@ -43,7 +43,17 @@ def renamed(row: Row) -> Row:
     return {column: current_name(column, value) for column, value in row.items()}
 
 
-def baseline_of(row: Row, rows: Iterable[Row], implementation: str = FULL) -> Row | None:
+def baseline_name(rows: Iterable[Row]) -> str | None:
+    """The implementation that the rows of one subject, step and backend are compared with: the first of `BASELINES`.
+
+    >>> baseline_name([{"implementation": name} for name in ("linformer-kit", "longformer", "bert-eager")])
+    'bert-eager'
+    """
+    found = {row["implementation"] for row in rows}
+    return next((name for name in BASELINES if name in found), None)
+
+
+def baseline_of(row: Row, rows: Iterable[Row], implementation: str | None) -> Row | None:
     """The row of another implementation that this row is compared with; None if there is none.
 
     It has the same variant if possible. Full attention has no projection, so a variant that names one has no equal.

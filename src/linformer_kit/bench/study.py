@@ -78,11 +78,18 @@ def run_jobs(study: Study, names: list[str], at_once: int | None, console: Conso
     study.output.mkdir(parents=True, exist_ok=True)
     with lock(study.output / ".lock", f"another run is writing to {study.output}; wait for it, or {remedy}"):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by default in the background of a script
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        received: list[int] = []
+
+        def stop(number: int, frame: object) -> None:
+            received.append(number)
+            signal.raise_signal(signal.SIGINT)  # which asyncio handles
+
+        signal.signal(signal.SIGTERM, stop)
         try:
             asyncio.run(run_all(study, study.missing_jobs(names), at_once, console))
         except KeyboardInterrupt:
-            raise Stopped("stopped; the same command resumes the runs from their last checkpoints", 130) from None
+            code = 128 + (received or [signal.SIGINT])[0]
+            raise Stopped("stopped; the same command resumes the runs from their last checkpoints", code) from None
 
 
 async def run_all(study: Study, jobs: list[Job], at_once: int, console: Console) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import resources
 from itertools import accumulate, cycle, pairwise, repeat, takewhile
 from pathlib import Path
 from random import Random
@@ -21,6 +22,7 @@ from ..training.run import CHANGEABLE_KEYS, RunFolder, flatten_keys
 from ..training.sources import find_sources, split_roles
 from ..yaml_loader import read_yaml
 
+STUDIES = Path(str(resources.files("linformer_kit"))) / "configs" / "studies"
 COLUMNS = (
     *("settings", "fingerprint", "parameters", "steps", "best_step", "tokens", "validation"),
     *("test_loss", "test_perplexity", "test_accuracy", "test_bleu", "test_chrf", "test_bleu_beam4", "test_chrf_beam4"),
@@ -68,10 +70,22 @@ class StudyTable:
         return next(iter(self.variants))
 
 
-def load_tables(path: Path) -> dict[str, StudyTable]:
-    """Read and check the tables; errors name the key."""
-    if not path.is_file():
-        raise UserError(f"there is no file {path}; pass a YAML file with tables (docs/study.md)")
+def find_study(source: Path) -> Path:
+    """The path of a YAML file or of a shipped study."""
+    shipped = {path.stem: path for path in sorted(STUDIES.glob("*.yaml"))}
+    if source.is_file():
+        return source
+    if str(source) not in shipped:
+        raise UserError(
+            f"there is no file {source}; pass a YAML file with tables (docs/study.md), or a shipped study: "
+            f"{', '.join(shipped)}"
+        )
+    return shipped[str(source)]
+
+
+def load_tables(source: Path) -> dict[str, StudyTable]:
+    """Read and check the tables of a YAML file or a shipped study; errors name the key."""
+    path = find_study(source)
     sections, tables = converted(read_yaml(path, "a study"), dict[str, Any], str(path)), dict[str, StudyTable]()
     if not sections:
         raise UserError(f"{path} has no tables; write each one as a name with the keys of docs/study.md")

@@ -106,7 +106,7 @@ class Sweep:
         return {name: getattr(self, name) for name in names}
 
 
-PAPER_TABLE_3 = "paper-table-3"
+PAPER_TABLE_3, ENCODER_ONLY = "paper-table-3", "encoder-only"
 PRESETS: dict[str, dict[str, Any]] = {
     # inference with one E for all layers, against attention that stores its weights, in the largest possible batches
     PAPER_TABLE_3: {
@@ -120,6 +120,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "seconds": 60.0,
         "rounds": 5,
         "time_limit": 120.0,
+    },
+    # an encoder with projection and with full attention, as it is used and unfused
+    ENCODER_ONLY: {
+        "lengths": [2**power for power in range(9, 14)],
+        "projected_lengths": [64, 128, 256],
+        "implementations": [OURS, FULL, FULL_EAGER],
+        "subjects": ["encoder"],
+        "steps": ["forward"],
+        "tokens": 8192,
     },
 }
 

@@ -167,7 +167,7 @@ def read_linformer(source: Source, options: Options) -> Weights:
         head_number = head_count(options.heads, features, "heads=8 unless it was set")
     if not any(name.endswith("to_v.weight") for name in source.tensors):
         warnings.warn(
-            "the model has W_V = W_K and F = E (share_kv=True); both are copied, and training changes each of them",
+            "the model has W_V = W_K (share_kv=True): both get the same weights, but training changes each of them",
             stacklevel=2,
         )
     outside: dict[str, Tensor] = {}

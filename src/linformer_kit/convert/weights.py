@@ -150,13 +150,11 @@ class Weights:
         return {**fields, "reversible": True} if self.reversible else fields
 
     def projections(self) -> dict[str, Tensor]:
-        """The tensors of E and F: one projection for all layers, or one for each."""
+        """The tensors of E and F: one projection of a bare layer or of all layers, or one for each layer."""
         if not self.matrices:
             return {}
         sharing = find_sharing(self.matrices)
-        if sharing == "layerwise":
-            return stacked(self.matrices[0], sharing, "projection.")
-        if not self.depth:
+        if sharing == "layerwise" or not self.depth:
             return stacked(self.matrices[0], sharing, "projection.")
         tensors: dict[str, Tensor] = {}
         for number, heads in enumerate(self.matrices):

@@ -346,7 +346,8 @@ class LinformerAttention(MultiHeadLayer):
         else:
             key_rows, present_BK = projection.part(E)(context_BNC, lengths_B)
             value_rows = projection.part(F)(value_BNC, lengths_B).rows_BMKC
-        keys_BGKD, values_BGKD = self._project_rows(self.key, key_rows), self._project_rows(self.value, value_rows)
+        keys_BGKD = self._project_rows(self.key, key_rows)
+        values_BGKD = self._project_rows(self.value, value_rows)
         return KeysValues(keys_BGKD, values_BGKD, present_BK)
 
     def _features_first(

@@ -35,41 +35,62 @@ def drawable(text: str) -> str:
 # heads
 
 
-def draw_heads(layers_HNK: Sequence[np.ndarray], labels: list[str], slots: Sequence[int], note: str) -> "Figure":
-    """Heat maps of attention weights in a grid of layers × heads: a row for each token, with its label.
+def draw_heads(
+    layers_HNK: Sequence[np.ndarray],
+    labels: Sequence[str],
+    slots: Sequence[int],
+    note: str,
+    *,
+    names: Sequence[str] | None = None,
+    title: str = "",
+    size: tuple[float, float] | None = None,
+) -> "Figure":
+    """Heat maps of attention weights in a grid of layers × heads: a row for each token, labeled if `labels` is given.
 
     The first `slots` columns of a layer, if any, are those of finished blocks; a line separates them from the others.
+    `names` of the layers are "layer 1" and so on by default; `size` is (width, height) in inches.
     """
     from matplotlib.colors import PowerNorm
 
-    count, heads = len(layers_HNK), layers_HNK[0].shape[0]
-    width = max(5.0, min(9.5, 1.6 + 2.2 * heads))
-    height = max(1.1, min(INCHES_PER_LABEL * min(len(labels), MAX_LABELS), MAX_HEADS_HEIGHT / count))
-    # titles, tick labels and the footnote need room, too
-    figure, grid = style.new_figure(count * heads, heads, width=width, height=height + 0.12 + 0.9 / count)
+    count, heads = len(layers_HNK), max(layer.shape[0] for layer in layers_HNK)
+    width = max(5.0, min(9.5, 1.6 + 2.2 * heads)) if size is None else size[0]
+    height = max(1.1, min(INCHES_PER_LABEL * min(len(labels) or 20, MAX_LABELS), MAX_HEADS_HEIGHT / count))
+    room = 0.12 + 0.9 / count  # for titles, tick labels and the footnote
+    if size is not None:
+        height = max(0.5, size[1] / count - room)
+    figure, grid = style.new_figure(count * heads, heads, width=width, height=height + room)
     lowest, highest = min(float(layer.min()) for layer in layers_HNK), max(float(layer.max()) for layer in layers_HNK)
     # one scale for all; the root keeps small weights visible next to one near 1
     scale = PowerNorm(0.5, lowest, highest)
     for place, axes in enumerate(grid):
         layer, head = divmod(place, heads)
+        if layer == 0:
+            axes.set_title(f"head {head + 1}", fontsize=10)
+        if head >= len(layers_HNK[layer]):  # another layer has more heads
+            axes.set_axis_off()
+            continue
         image = axes.imshow(layers_HNK[layer][head], COLOR_MAP, aspect="auto", norm=scale)
         if slots[layer] > 0:
             axes.axvline(slots[layer] - 0.5, color="white", linewidth=1)
-        if layer == 0:
-            axes.set_title(f"head {head + 1}", fontsize=10)
-        label_columns(axes, layers_HNK[layer].shape[-1], is_last=layer == count - 1)
+        rows, columns = layers_HNK[layer][head].shape
+        label_columns(axes, columns, is_last=layer == count - 1 or columns != layers_HNK[layer + 1].shape[-1])
         axes.set_yticks([])
         if head == 0:
-            axes.set_ylabel(f"layer {layer + 1}", fontsize=10)
-            label_rows(axes, labels, height)
+            axes.set_ylabel(f"layer {layer + 1}" if names is None else names[layer], fontsize=10)
+            if len(labels) == rows:
+                label_rows(axes, labels, height)
+            else:
+                axes.set_yticks([0, rows - 1], ["1", f"{rows:,}"], fontsize=8)
     shrink = min(1.0, 3.5 / (height * count))
     bar = figure.colorbar(image, ax=grid, shrink=shrink, anchor=(0.0, 1.0), pad=0.01, aspect=30)
     bar.outline.set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=11, fontweight="bold")
     style.footnote(figure, textwrap.fill(note, int(13 * width)))
     return figure
 
 
-def label_rows(axes: "Axes", labels: list[str], height: float) -> None:
+def label_rows(axes: "Axes", labels: Sequence[str], height: float) -> None:
     """As many token labels as fit, evenly spaced."""
     step = -(-len(labels) // max(1, int(height / INCHES_PER_LABEL + 0.01)))
     shown = range(0, len(labels), step)

@@ -2,7 +2,7 @@
 
 from ..csv_tables import Row, read_number
 from ..formatting import format_duration, format_ratio, format_size
-from ..plots.costs import FULL_ATTENTION, OK, SIZES, values
+from ..plots.costs import OK, SIZES, values
 from .tables import Cell, Table, heading, make_cell, make_table, parse_cell
 
 
@@ -13,15 +13,22 @@ def common_sizes(rows: list[Row]) -> str:
 
 
 def measurement_table(name: str, rows: list[Row]) -> Table:
-    """Every row, with the cost of full attention as a multiple of its time and memory."""
-    from ..bench.result_table import baseline_of
+    """Every row, with the cost of full attention, or of the baseline that is there, as a multiple of its own."""
+    from ..bench.result_table import baseline_name, baseline_of
+
+    def kind(row: Row) -> tuple[str, ...]:
+        return row["subject"], row["step"], row["backend"]
 
     varying = [size for size in SIZES if len(values(rows, size)) > 1]
-    note = f"Ratios: {FULL_ATTENTION} divided by this row, at the same subject, step, length, batch and sizes."
-    return make_table(name, (measurement(row, baseline_of(row, rows), varying) for row in rows), note)
+    kinds = dict.fromkeys(map(kind, rows))
+    baselines = {each: baseline_name(row for row in rows if kind(row) == each) for each in kinds}
+    names = " or ".join(dict.fromkeys(filter(None, baselines.values())))
+    note = f"Ratios: {names} divided by this row, at the same subject, step, length, batch and sizes." if names else ""
+    cells = (measurement(row, baseline_of(row, rows, baselines[kind(row)]), varying) for row in rows)
+    return make_table(name, cells, note)
 
 
-def measurement(row: Row, full: Row | None, varying: list[str]) -> dict[str, Cell]:
+def measurement(row: Row, baseline: Row | None, varying: list[str]) -> dict[str, Cell]:
     return {
         "implementation": make_cell(row["implementation"]),
         "subject": make_cell(row["subject"]),
@@ -34,12 +41,12 @@ def measurement(row: Row, full: Row | None, varying: list[str]) -> dict[str, Cel
         **{heading(size): parse_cell(row[size]) for size in varying},
         "status": Cell(row["status"] or "–", missing=not row["status"], bad=row["status"] != OK),
         "time": make_cell(measured(row, "seconds_median"), format_duration),
-        "time ratio": make_cell(ratio(full, row, "seconds_median"), format_ratio),
+        "time ratio": make_cell(ratio(baseline, row, "seconds_median"), format_ratio),
         "fastest": make_cell(measured(row, "seconds_fastest"), format_duration),
         "slowest": make_cell(measured(row, "seconds_slowest"), format_duration),
         "rounds": parse_cell(row["rounds"]),
         "peak memory": peak_memory(row),
-        "memory ratio": make_cell(ratio(full, row, "peak_mib"), format_ratio),
+        "memory ratio": make_cell(ratio(baseline, row, "peak_mib"), format_ratio),
         "note": make_cell(row["note"]),
     }
 
@@ -56,10 +63,10 @@ def measured(row: Row, column: str) -> float | None:
     return read_number(row, column) if row[column] else None
 
 
-def ratio(full: Row | None, row: Row, column: str) -> float | None:
-    """The cost of full attention divided by this one; None if one of them was not measured."""
-    own, of_full = measured(row, column), measured(full, column) if full else None
-    return of_full / own if own and of_full is not None else None
+def ratio(baseline: Row | None, row: Row, column: str) -> float | None:
+    """The cost of the baseline divided by this one; None if one of them was not measured."""
+    own, other = measured(row, column), measured(baseline, column) if baseline else None
+    return other / own if own and other is not None else None
 
 
 def machine_table(name: str, rows: list[Row]) -> Table:

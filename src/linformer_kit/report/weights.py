@@ -72,7 +72,7 @@ def load_model(folder: Path, config: "RunConfig | None") -> LoadedModel:
     if architecture not in classes:
         raise UserError(f"{folder} contains a {architecture}; known architectures are {', '.join(classes)}")
     try:
-        model = classes[architecture].from_pretrained(folder).eval()
+        model = classes[architecture].from_pretrained(folder, trust_remote_code=False, use_safetensors=True).eval()
     except Exception as error:  # of safetensors, JSON or transformers
         raise UserError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error
     return LoadedModel(name, model, folder, config)
@@ -103,7 +103,7 @@ def tokenize(model: LoadedModel, text: str) -> Tokens:
     from ..training.tokens import classified_texts, tokenize_with_end
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model.folder)
+        tokenizer = AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False)
     except Exception as error:  # of the file system or a parser
         raise UserError(f"the tokenizer in {model.folder} cannot be loaded: {' '.join(str(error).split())}") from None
     longest = min(model.stack.config.max_position_embeddings, MAX_TOKENS)
@@ -211,9 +211,9 @@ def titled_matrices(model: LoadedModel, text: str | None) -> list[tuple[str, np.
 
 
 def fixed_matrices(stack: LinformerModel) -> list[np.ndarray]:
-    """(N, G, K) of each layer, or of the projection that all layers share, where E does not depend on the input."""
-    layers: Any = stack.layers
-    projections = [stack.projection] if stack.projection else [layer.attention.projection for layer in layers]
+    """(N, G, K) of each layer, where E does not depend on the input."""
+    layers: Any = [layer.attention for layer in stack.layers]
+    projections = [(stack.projection or layer.projection).cut(layer.projected_length) for layer in layers]
     length = stack.config.block_length if stack.config.is_decoder else stack.config.max_position_embeddings
     with torch.no_grad():
         return [projection.key_matrix(torch.zeros(1, length, 1)).float().numpy() for projection in projections]
@@ -230,7 +230,7 @@ def input_matrices(model: LoadedModel, text: str | None) -> list[np.ndarray]:
     found: list[np.ndarray] = []
 
     def keep(layer: Any, inputs: tuple[Tensor, ...]) -> None:
-        projection = stack.projection or layer.projection
+        projection = (stack.projection or layer.projection).cut(layer.projected_length)
         found.append(projection.key_matrix(inputs[0]).float().numpy())
 
     layers: Any = stack.layers

@@ -77,7 +77,7 @@ def training_arguments(config: RunConfig, run: RunFolder, steps: int) -> Trainin
         disable_tqdm=True,
         log_level="error",
         log_level_replica="error",
-        report_to=[] if training.report == "none" else [training.report],
+        report_to=[name for name in training.reports if name != "wandb"],  # WandbReport is our own
         run_name=run.folder.name,
         restore_callback_states_from_checkpoint=False,
         # each process reads the whole stream and takes its share; dispatched batches would need equal lengths
@@ -111,14 +111,11 @@ def best_metric(config: RunConfig) -> str:
 
 
 def prepare_reporting(config: RunConfig, run: RunFolder) -> None:
-    """Check that TensorBoard or Weights & Biases is installed, and direct its files to the run directory."""
-    report = config.training.report
-    if report == "none":
-        return
-    if importlib.util.find_spec(report) is None:
-        raise UserError(
-            f"training.report is {report}, which is not installed; pip install {report}, or set training.report=none"
-        )
+    """Check that the tools of `training.report` are installed, and direct the files of TensorBoard to the run."""
+    for name in config.training.reports:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(
+                f'training.report has {name}, which is not installed; pip install "linformer-kit[{name}]", or set '
+                "training.report=none"
+            )
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
-    os.environ.setdefault("WANDB_DIR", str(run.folder))
-    os.environ.setdefault("WANDB_PROJECT", "linformer-kit")

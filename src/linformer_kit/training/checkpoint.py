@@ -96,10 +96,22 @@ def find_damage(folder: Path) -> str | None:
     return None
 
 
+def check_unlisted(folder: Path) -> None:
+    """Raise `UserError` if an intact checkpoint has files that its manifest does not list: libraries would load them.
+
+    Names with a leading dot are ignored: file managers make them, and nothing loads them.
+    """
+    listed = {*json.loads((folder / MANIFEST).read_text(encoding="utf-8")), MANIFEST}
+    found = sorted(path.relative_to(folder) for path in folder.rglob("[!.]*") if path.is_file())
+    if foreign := [path for path in found if str(path) not in listed]:
+        raise UserError(f"{folder / foreign[0]} is not part of the checkpoint: {MANIFEST} does not list it; remove it")
+
+
 def latest_intact(folder: Path, console: Console) -> Path | None:
     """The newest intact checkpoint; prints a warning for each damaged one."""
     for path in reversed(checkpoints_in(folder)):
         if (reason := find_damage(path)) is None:
+            check_unlisted(path)
             return path
         console.print(
             f"{path} is damaged: {reason}. Using the previous checkpoint.", style="yellow", markup=False, soft_wrap=True

@@ -121,7 +121,7 @@ class TrainingConfig:
     accumulate: Annotated[int, "gradient accumulation: number of forward and backward passes per step", AT_LEAST_1] = 1
     learning_rate: Annotated[float, "maximum learning rate", POSITIVE] = 5e-4
     projection_rate: Annotated[
-        float, "learning rate of a learned E (`projection: linear`), relative to `learning_rate`", POSITIVE
+        float, "learning rate of a learned E (`projection: linear` or `affine`), relative to `learning_rate`", POSITIVE
     ] = 0.1
     schedule: Annotated[Literal["cosine", "linear", "constant"], "decay of the learning rate after the warmup"] = (
         "cosine"
@@ -151,7 +151,16 @@ class TrainingConfig:
         int | None, "examples per process in evaluations; default: as in training", AT_LEAST_1
     ] = None
     log_every: Annotated[int, "steps between lines of metrics.jsonl", AT_LEAST_1] = 10
-    report: Annotated[Literal["none", "tensorboard", "wandb"], "also report metrics to this tool"] = "none"
+    report: Annotated[
+        Literal["none", "tensorboard", "wandb"] | list[Literal["tensorboard", "wandb"]],
+        "also report metrics to these tools; to wandb also checkpoints and the finished model, as artifacts",
+    ] = "none"
+
+    @property
+    def reports(self) -> list[str]:
+        """The tools of `report`."""
+        names = [self.report] if isinstance(self.report, str) else list(dict.fromkeys(self.report))
+        return [name for name in names if name != "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,16 +222,61 @@ def shipped_configs() -> dict[str, Path]:
 def load_config(source: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Load a YAML file or a shipped configuration, with overrides such as `training.epochs=2`."""
     path = find_config(source)
-    tree = read_yaml(path, "a configuration")
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} must contain a mapping, such as `task: classification`; it contains {describe(tree)}")
+    tree = read_with_base(path)
     if path.name == CONFIG_NAME and path.with_name("environment.json").is_file():
         tree["run"] = str(path.parent)  # the run directory may have been moved
     for override in overrides or []:
         apply_override(tree, override)
+    if "base" in tree:
+        raise UserError("base is a key of YAML files and cannot be set on the command line; pass that file instead")
     if tree.get("run") is None:
         tree["run"] = str(Path("runs") / path.stem)
     return config_from_dict(tree)
+
+
+def read_with_base(path: Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The keys of a file; a file with `base` overrides those of another one, except `run`.
+
+    `including` are the files whose bases led to this one.
+    """
+    tree = read_yaml(path, "a configuration")
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must contain a mapping, such as `task: classification`; it contains {describe(tree)}")
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    chain = (*including, path.resolve())
+    found = find_base(converted(base, str, f"{path}: base"), path)
+    if found.resolve() in chain:
+        names = " → ".join(each.name for each in (*chain[chain.index(found.resolve()) :], found))
+        raise UserError(f"{path}: base is {base!r}, which leads back to itself: {names}; remove one of the keys")
+    inherited = read_with_base(found, chain)
+    inherited.pop("run", None)  # each file has a run of its own
+    return merge(inherited, tree)
+
+
+def find_base(base: str, path: Path) -> Path:
+    """The file that `base` in the file `path` names: relative to that file, or a shipped configuration."""
+    shipped = shipped_configs()
+    if (beside := path.parent / base).is_file():
+        return beside
+    if base in shipped:
+        return shipped[base]
+    hint = nearest_of(base, list(shipped)) or f"; shipped configurations: {', '.join(shipped)}"
+    raise UserError(f"{path}: base is {base!r}, but there is no file {beside} and no such shipped configuration{hint}")
+
+
+def merge(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A tree with changes: mappings are merged, all other values replaced.
+
+    >>> merge({"model": {"hidden_size": 64, "projected_length": [8, 4]}}, {"model": {"projected_length": 16}})
+    {'model': {'hidden_size': 64, 'projected_length': 16}}
+    """
+    merged = dict(tree)
+    for key, value in changes.items():
+        before = tree.get(key)
+        merged[key] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def find_config(source: str | Path) -> Path:

@@ -25,6 +25,18 @@ Values are YAML: `true`, `1e-3`, `[16, 8]`, and `null` for no value. Unknown key
 errors. The run stores its complete configuration, including defaults, as `config.yaml`. Relative paths are relative to
 the working directory.
 
+A file with the key `base` overrides another one: it has all keys of that file, except `run`, and those it sets itself.
+`base` is a path relative to the file, or the name of a shipped configuration; bases may have bases. The run stores the
+result, so it does not depend on these files.
+
+```yaml
+base: imdb
+model:
+  projected_length: 64
+data:
+  path: reviews
+```
+
 The shipped files are in [src/linformer_kit/configs](../src/linformer_kit/configs)."""
 
 MODEL_BEGIN = """The fields of `LinformerConfig` ([encoders.md](encoders.md#the-configuration)) and two more keys:

@@ -1,4 +1,4 @@
-"""Evaluates a finished run on a split of its data or on another file."""
+"""Evaluates a finished run or a checkpoint on a split of its data or on another file."""
 
 import json
 import tempfile
@@ -9,10 +9,11 @@ from typing import Any
 from accelerate import PartialState
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
 
 from ..errors import UserError
 from ..files import write_text
+from ..models.configuration_linformer import LinformerConfig
 from .arguments import is_on_gpu
 from .batches import PaddingCollator, task_transform
 from .config import RunConfig
@@ -20,8 +21,9 @@ from .data import check_columns, is_language_model, read_sources
 from .metrics import confusion, task_metrics, translation_metrics
 from .model import MODELS, max_length
 from .prepare import prepare
-from .run import RunFolder, open_run
+from .run import RunFolder, TrainedModel, open_model
 from .sources import find_sources
+from .tokenizer import NEEDS_CODE, needs_code
 from .tokens import length_statistics, pack, tokenize
 from .train import evaluation_examples, quiet_libraries
 from .trainer import LinformerTrainer
@@ -31,16 +33,21 @@ LABELS = {"cut_texts": "truncated texts"}  # of metrics in the printed table; ot
 
 
 def evaluate(
-    folder: Path, split: str = "test", data: str | None = None, beams: int = 1, console: Console | None = None
+    source: Path | str, split: str = "test", data: str | None = None, beams: int = 1, console: Console | None = None
 ) -> dict[str, Any]:
-    """Compute the metrics of a run on a split, or on the file or directory `data`; writes `evaluation.json`."""
+    """Compute the metrics on a split, or on the file or directory `data`, and write them to `evaluation.json`.
+
+    `source` is a finished run, a checkpoint or a W&B artifact (`open_model`). The results of a checkpoint have file
+    names of their own, such as `evaluation-checkpoint-75.json`.
+    """
     console = console or Console(stderr=True)
-    run, config = open_run(folder)
     quiet_libraries()
+    trained = open_model(source)
+    run, config = trained.run, trained.config
     state = PartialState(cpu=not is_on_gpu(config.training))
     if not state.is_main_process:
         console = Console(quiet=True)
-    model, tokenizer = load_run(run.model, config)
+    model, tokenizer = load_model(trained)
     labels = labels_of_model(model) if config.task == "classification" else []
     with tempfile.TemporaryDirectory() as temporary:
         if data is None:
@@ -50,17 +57,20 @@ def evaluate(
             # the initial model (`model.from`) may no longer exist
             length = {"max_position_embeddings": model.config.max_position_embeddings}
             rows, counts = read_evaluation_file(replace(config, model=length), data, tokenizer, labels, Path(temporary))
-        source = data or config.data.path or config.data.generated
-        metrics: dict[str, Any] = {"split": split if data is None else None, "data": source, "rows": len(rows)}
+        origin = data or config.data.path or config.data.generated
+        metrics: dict[str, Any] = {"split": split if data is None else None, "data": origin, "rows": len(rows)}
         metrics |= measure(config, model, tokenizer, rows, labels)
         metrics["cut_texts"] = 0 if is_language_model(config.task) else counts["length"]["cut_texts"]
         if config.task == "translation":
             hypotheses, references = translations(model, tokenizer, rows, batch_size_of(config), console, beams)
             metrics |= {"beams": beams, **translation_metrics(hypotheses, references)}
             if state.is_main_process:
-                write_translations(run.folder / "translations.jsonl", rows["source"], hypotheses, references)
+                write_translations(trained.output("translations.jsonl"), rows["source"], hypotheses, references)
     if state.is_main_process:
-        write_text(run.evaluation, json.dumps(metrics, indent=1, ensure_ascii=False))
+        path = trained.output(run.evaluation.name)
+        write_text(path, json.dumps(metrics, indent=1, ensure_ascii=False))
+        if run.folder != Path(source):
+            console.print(f"Written: {path}", highlight=False, markup=False, soft_wrap=True)
     return metrics
 
 
@@ -73,15 +83,18 @@ def write_translations(path: Path, sources: list[str], hypotheses: list[str], re
     write_text(path, "\n".join(lines) + "\n")
 
 
-def load_run(folder: Path, config: RunConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Load the model and the tokenizer of a run."""
-    from transformers import AutoTokenizer
-
+def load_model(trained: TrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Load a model and its tokenizer with our classes and those of transformers: code in the directory never runs."""
+    config = trained.config
     try:
-        model = MODELS[config.task].from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        kind = LinformerConfig.get_config_dict(trained.folder)[0].get("model_type")
+        if kind != LinformerConfig.model_type:
+            raise UserError(f"it is a model of type {kind!r}, not a Linformer; its own code is never run")
+        model = MODELS[config.task].from_pretrained(trained.folder, trust_remote_code=False, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(trained.tokenizer, trust_remote_code=False)
     except Exception as error:  # safetensors, json and transformers raise different types
-        raise UserError(f"{folder} cannot be loaded: {' '.join(str(error).split())}") from error
+        reason = f"the tokenizer {NEEDS_CODE}" if needs_code(error) else " ".join(str(error).split())
+        raise UserError(f"{trained.folder} cannot be loaded: {reason}") from error
     return model.to("cuda" if is_on_gpu(config.training) else "cpu").eval(), tokenizer
 
 

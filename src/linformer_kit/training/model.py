@@ -63,7 +63,12 @@ def load_initial_model(
     if config.data.columns.pair:
         derived = {**derived, "type_vocab_size": 2}
     model, found = model_class.from_pretrained(
-        source, ignore_mismatched_sizes=True, output_loading_info=True, **derived
+        source,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        **derived,
     )
     missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
     if body := [name for name in missing if name.startswith("model.") and "token_type" not in name]:

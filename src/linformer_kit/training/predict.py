@@ -1,4 +1,4 @@
-"""Predicts with a finished run: labels, filled masks, continuations or translations."""
+"""Predicts with a finished run or a checkpoint: labels, filled masks, continuations or translations."""
 
 import io
 import re
@@ -15,8 +15,8 @@ from ..errors import UserError
 from .batches import pad_rows
 from .config import RunConfig
 from .data import check_files, encoding_without_bom, iterate_texts, open_decompressed, read_sources, top_column
-from .evaluate import labels_of_model, load_run
-from .run import open_run
+from .evaluate import labels_of_model, load_model
+from .run import open_model
 from .sources import FORMATS, Source, format_of, suffix_of
 from .tokens import classified_texts, tokenize_with_end
 from .train import quiet_libraries
@@ -45,15 +45,17 @@ class Input:
 
 
 class Predictor:
-    """Predicts with the model of a run; `warn` is called with warnings, such as about truncated inputs.
+    """Predicts with the model of a run or with a checkpoint (`open_model`).
 
-    A prediction is a dictionary whose first key is the input.
+    `warn` is called with warnings, such as about truncated inputs. A prediction is a dictionary whose first key is the
+    input.
     """
 
-    def __init__(self, folder: Path, options: Options | None = None, warn: Any = print):
+    def __init__(self, source: Path | str, options: Options | None = None, warn: Any = print):
         quiet_libraries()
-        self.run, self.config = open_run(folder)
-        self.model, self.tokenizer = load_run(self.run.model, self.config)
+        trained = open_model(source)
+        self.config = trained.config
+        self.model, self.tokenizer = load_model(trained)
         self.options, self.warn = options or Options(), warn
         self.count = 0
 

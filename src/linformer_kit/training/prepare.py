@@ -78,7 +78,7 @@ def prepare(config: RunConfig, console: Console) -> Prepared:
 def open_prepared(config: RunConfig, folder: Path) -> Prepared:
     """Open what `build` has written."""
     summary = json.loads((folder / "summary.json").read_text())
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
     splits: dict[str, Rows] = {
         role: datasets.load_from_disk(str(folder / role))
         for role in ("train", "validation", "test")

@@ -1,4 +1,4 @@
-"""The run directory: its files, its lock, and whether it fits the configuration."""
+"""The run directory: its files, its lock, whether it fits the configuration, and the models in it."""
 
 import json
 import os
@@ -7,15 +7,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..files import check_writable, lock, write_text
 from ..yaml_loader import parse_yaml
-from .checkpoint import checkpoints_in
-from .config import CONFIG_NAME, RunConfig, config_from_dict, config_to_dict, to_yaml
+from .checkpoint import MANIFEST, PREFIX, check_unlisted, checkpoints_in, find_damage
+from .config import CONFIG_NAME, DataConfig, RunConfig, config_from_dict, config_to_dict, to_yaml
 
 # increase when older run directories can no longer be read
 RUN_FORMAT = 1
@@ -24,6 +25,7 @@ CHANGEABLE_KEYS = {
     *("run", "data.workers", "data.cache", "training.report", "training.keep", "training.device"),
     *("training.log_every", "training.save_every", "training.evaluation_batch_size"),
 }
+WANDB_PREFIX = "wandb:"
 OTHER_DIRECTORY = "choose another directory with run=DIRECTORY"
 
 
@@ -42,6 +44,7 @@ class RunFolder:
         self.curves = folder / "curves.png"
         self.result = folder / "result.json"
         self.evaluation = folder / "evaluation.json"
+        self.wandb_id = folder / "wandb" / "id.txt"
 
     @property
     def is_finished(self) -> bool:
@@ -109,8 +112,70 @@ def open_run(folder: Path) -> tuple[RunFolder, RunConfig]:
     check_format(folder)
     run = RunFolder(folder)
     if not run.is_finished:
-        raise UserError(f"the run in {folder} is not finished; resume it with `linformer train {run.config}`")
+        found = checkpoints_in(run.checkpoints)
+        other = f", or use a checkpoint: {found[-1]}" if found else ""
+        raise UserError(f"the run in {folder} is not finished; resume it with `linformer train {run.config}`{other}")
     return run, stored_config(folder)
+
+
+class TrainedModel(NamedTuple):
+    """A model to evaluate: the finished model of a run, or one of its checkpoints."""
+
+    run: RunFolder
+    config: RunConfig
+    folder: Path
+    tokenizer: Path
+    name: str = ""  # of a checkpoint
+
+    def output(self, name: str) -> Path:
+        """The path of a result in the run directory; that of a checkpoint has a name of its own."""
+        path = self.run.folder / name
+        return path.with_stem(f"{path.stem}-{self.name}") if self.name else path
+
+
+def open_model(source: Path | str) -> TrainedModel:
+    """Open a finished run, a checkpoint of any run, or `wandb:ENTITY/PROJECT/ARTIFACT:ALIAS`, which is downloaded."""
+    if str(source).startswith(WANDB_PREFIX):
+        from .wandb_report import download
+
+        opened = open_model(download(str(source).removeprefix(WANDB_PREFIX)))
+        # a file from elsewhere must not choose where this machine writes
+        data = replace(opened.config.data, cache=DataConfig.cache)
+        return opened._replace(config=replace(opened.config, data=data))
+    path = Path(source)
+    place = Path(os.path.abspath(path))  # of a relative path in the directory of checkpoints, too
+    if place.parent.name == "checkpoints" and (place.parent.parent / CONFIG_NAME).is_file():
+        return open_checkpoint(place)
+    if path.is_dir() and not (path / CONFIG_NAME).is_file():
+        if found := checkpoints_in(path):
+            raise UserError(f"{path} contains checkpoints; pass the run directory, or one of them, such as {found[-1]}")
+        if (path / MANIFEST).is_file():
+            raise UserError(
+                f"{path} is a model without its run, which has the data and the settings; pass the run directory, or "
+                f"a checkpoint inside it, such as RUN/checkpoints/{PREFIX}100"
+            )
+    run, config = open_run(path)
+    return TrainedModel(run, config, run.model, run.model)
+
+
+def open_checkpoint(path: Path) -> TrainedModel:
+    """Open a checkpoint of a run, which need not be finished."""
+    run = RunFolder(path.parent.parent)
+    found = [each.name for each in checkpoints_in(run.checkpoints)]
+    others = f"{run.checkpoints} has {', '.join(found) or 'no checkpoint yet'}"
+    if path.name not in found:
+        what = f"{path} is not a checkpoint" if path.exists() else f"there is no checkpoint {path}"
+        raise UserError(f"{what}; {others}")
+    if (reason := find_damage(path)) is not None:
+        raise UserError(f"{path} is damaged: {reason}; {others}")
+    check_unlisted(path)
+    check_format(run.folder)
+    if not run.tokenizer.is_dir():
+        raise UserError(
+            f"{run.folder} has no tokenizer, because an older version began the run; resume it once with "
+            f"`linformer train {run.config}`"
+        )
+    return TrainedModel(run, stored_config(run.folder), path, run.tokenizer, path.name)
 
 
 def stored_config(folder: Path) -> RunConfig:

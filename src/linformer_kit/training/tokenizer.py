@@ -16,11 +16,21 @@ SPECIAL = [PAD, UNKNOWN, START, END, MASK]
 LONGEST_WORD = 200
 
 
+NEEDS_CODE = "can be loaded only with code that it names (auto_map); linformer never runs code of a model"
+
+
+def needs_code(error: Exception) -> bool:
+    """Whether transformers refused to load a model or tokenizer because that would run code from its repository."""
+    return "trust_remote_code=True" in str(error)
+
+
 def load_tokenizer(source: str, key: str = "tokenizer.from") -> PreTrainedTokenizerFast:
     """Load a tokenizer from a directory or from the Hub; `key` is the configuration key, for errors."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # from the Hub, the file system or a parser
+        if needs_code(error):
+            raise UserError(f"{key} is {source!r}, which {NEEDS_CODE}") from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"{key} is {source!r}, which is not a directory with a tokenizer and could not be loaded from the Hub "

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import datasets
@@ -22,7 +23,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
 from ..errors import Stopped, UserError
-from ..files import write_text
+from ..files import atomic_directory, write_text
 from ..process_memory import peak_resident
 from .announce import announce
 from .arguments import resolve_hardware, training_arguments
@@ -36,6 +37,7 @@ from .progress import Bar, MetricsFile, format_metrics, validation_metrics
 from .run import RunFolder
 from .trainer import EvaluationInterrupted, FlowCallback, LinformerTrainer, TrainingComplete, evaluation_is_due
 from .translate import batch_size_of, translations
+from .wandb_report import report_to_wandb
 
 # steps between evaluations of a stream, which has no epochs
 STREAM_EVALUATION_INTERVAL = 1000
@@ -60,8 +62,12 @@ def train(config: RunConfig, console: Console) -> Path:
             prepared = prepare(config, console)
         if state.is_main_process:
             run.check_data(prepared.facts)
+            if resumed is None or not run.tokenizer.is_dir():  # for checkpoints, which have none
+                with atomic_directory(run.tokenizer) as unfinished:
+                    prepared.tokenizer.save_pretrained(unfinished)
         trainer, flow = make_trainer(config, prepared, run)
-        run_trainer(trainer, flow, run, config, prepared, console)
+        with report_to_wandb(trainer, run, config, console):
+            run_trainer(trainer, flow, run, config, prepared, console)
     return run.folder
 
 
@@ -180,6 +186,7 @@ def run_trainer(
             # if the evaluation was pending when the run was resumed, the checkpoint of its step exists already
             if resumed is None or step_of(resumed) != trainer.state.global_step:
                 trainer._save_checkpoint(trainer.model)
+                trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
         except OSError as error:  # from metrics and curves; checkpoints raise UserError
             raise write_error(run.folder, error) from error
         finally:
@@ -187,7 +194,7 @@ def run_trainer(
     if flow.signal is not None:
         raise Stopped(
             f"Stopped and saved at step {trainer.state.global_step} of {trainer.state.max_steps}. "
-            f"To resume: linformer train {run.config}",
+            f"To resume: linformer train {quote(str(run.config))}",
             128 + flow.signal,
         )
     finish(trainer, run, config, prepared, time.perf_counter() - start, console)
@@ -228,7 +235,7 @@ def finish(
 ) -> None:
     """Save the best weights as `model/` and their metrics as `result.json`."""
     best, evaluation = best_checkpoint(trainer, run, console)
-    model = MODELS[config.task].from_pretrained(best)
+    model = MODELS[config.task].from_pretrained(best, trust_remote_code=False, use_safetensors=True)
     metrics = validation_metrics(evaluation)
     if config.task == "translation":
         rows = prepared.splits["validation"]
@@ -240,7 +247,6 @@ def finish(
         with atomic_checkpoint(run.model) as unfinished:
             model.save_pretrained(unfinished)
             prepared.tokenizer.save_pretrained(unfinished)
-        prepared.tokenizer.save_pretrained(run.tokenizer)
         parameters, _ = count_parameters(model)
         result = {"best_step": step_of(best), "steps": trainer.state.global_step, "parameters": parameters, **metrics}
         peak = peak_resident()
@@ -250,9 +256,9 @@ def finish(
     trainer.accelerator.wait_for_everyone()
     console.print(f"Best at step {step_of(best)}: {format_metrics(metrics)}", highlight=False, soft_wrap=True)
     console.print(f"Model in {run.model}, curves in {run.curves}", highlight=False, soft_wrap=True)
-    split = "" if "test" in prepared.summary["splits"] else " --split validation"
+    folder, split = quote(str(run.folder)), "" if "test" in prepared.summary["splits"] else " --split validation"
     console.print(
-        f"Next: linformer evaluate {run.folder}{split}, linformer predict {run.folder} TEXT",
+        f"Next: linformer evaluate {folder}{split}, linformer predict {folder} TEXT",
         highlight=False,
         soft_wrap=True,
     )
