@@ -79,6 +79,15 @@ def test_a_file_that_the_manifest_does_not_list_is_refused(stopped):
     assert last.is_dir()
 
 
+def test_a_run_that_begins_anew_has_a_new_tokenizer(stopped, quick):
+    """Without a checkpoint, any setting may change."""
+    shutil.rmtree(stopped / "checkpoints")
+    path = quick("classification", stopped.parent, **{"training.steps": 1, "tokenizer": {"kind": "bytes"}})
+    command("train", path)
+    (last,) = checkpoints_in(stopped / "checkpoints")
+    assert answers(last, "a fine river") == answers(stopped, "a fine river")
+
+
 # code in a model directory
 
 
@@ -189,7 +198,7 @@ def test_checkpoints_and_the_model_are_artifacts_and_a_resumed_run_continues(tmp
     assert f"W&B artifact: wandb:ENTITY/linformer-kit/{name}:final" in printed
     assert {artifact.run_id for artifact in artifacts} == {(run / "wandb" / "id.txt").read_text()}
     assert json.loads(artifacts[-1].metadata) == read_json(run / "result.json")
-    assert len(checkpoints_in(run / "checkpoints")) < 3  # the files of those that were removed are still there
+    assert not (run / "checkpoints" / "checkpoint-3").exists()  # its artifact has copies
 
     # the server, which cannot run here, would return the files of the manifest
     versions = {f"me/linformer-kit/{name}:{alias}": number for number, alias in enumerate(steps)}
@@ -214,6 +223,7 @@ def test_checkpoints_and_the_model_are_artifacts_and_a_resumed_run_continues(tmp
     found = read_json(place / "v0" / "evaluation-checkpoint-2.json")
     assert found["loss"] == pytest.approx(validation_loss(run, step=2))
     assert answers(f"{source}:final", "a fine river") == answers(run, "a fine river")
+    assert answers(f"{source}:step-3", "a fine river") != answers(run, "a fine river")
 
 
 def validation_loss(run, step):
