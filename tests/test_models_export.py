@@ -58,7 +58,8 @@ def every_padding(sizes=SIZES):
 
 def small(model_class, variant="default", **changes):
     """A model of one layer, which is enough for what a graph can hold, unless the variant is about several."""
-    layers = {} if "layer" in variant else {"num_hidden_layers": 1}
+    has_several = "layer" in variant or isinstance(VARIANTS[variant].get("projected_length"), list)
+    layers = {} if has_several else {"num_hidden_layers": 1}
     return build(model_class, **{**layers, **VARIANTS[variant], **changes})
 
 

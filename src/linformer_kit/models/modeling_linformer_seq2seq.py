@@ -277,6 +277,9 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         `encoder_outputs`, returned by an earlier call, skip the encoder. With `past_key_values` of an earlier call,
         which hold the projected source, only the decoder's inputs are needed.
         """
+        # the base model has its own configuration, but this one decides which outputs to return
+        kwargs.setdefault("output_attentions", self.config.output_attentions)
+        kwargs.setdefault("output_hidden_states", self.config.output_hidden_states)
         if use_cache is None:
             use_cache = self.config.use_cache and labels is None
         if labels is not None:
