@@ -172,6 +172,7 @@ def test_a_shell_completes_shipped_configurations_files_and_runs(tmp_path, monke
         (tmp_path / name).touch()
     assert completed("linformer", "train", "im") == ["imdb", "imdb_bytes", "imdb_mine.yaml"]
     assert completed("linformer", "evaluate", "r") == ["runs/first", "runs/second"]
+    assert completed("linformer", "study", "den") == ["denoising_sharing"]
     assert complete_config("runs/") == []
     assert complete_run("") == ["runs/first", "runs/second"]
     assert complete_run("runs/s") == ["runs/second"]

@@ -440,6 +440,7 @@ class Hyperparameters:
         (lambda path: path.mkdir(), "is a directory"),
         (lambda path: path.write_bytes(b""), "is empty"),
         (lambda path: path.write_text("not a model"), "is not a file of torch.save, or damaged"),
+        (lambda path: path.write_text("hello"), "is not a file of torch.save, or damaged"),  # begins like a pickle
         (lambda path: path.write_bytes(saved(path.parent, small_model()).read_bytes()[:2000]), "is damaged"),
         (lambda path: torch.save([1, 2], path), "holds no state dict"),
         (
@@ -447,13 +448,18 @@ class Hyperparameters:
             r"holds more than tensors \((tests\.)?test_import.Hyperparameters\).*weights_only=False\)\['model'\]",
         ),
     ],
-    ids=["missing", "directory", "empty", "text", "cut", "list", "objects"],
+    ids=["missing", "directory", "empty", "text", "word", "cut", "list", "objects"],
 )
 def test_files_that_hold_no_state_dict(tmp_path, write, message):
     path = tmp_path / "weights.pt"
     write(path)
     assert re.search(message, refused("import", path, "--from", "linformer", "--output", tmp_path / "ours"))
     assert not (tmp_path / "ours").exists()
+
+
+def test_a_module_instead_of_its_state_dict():
+    with pytest.raises(UserError, match=r"the weights are a Linformer.*; pass a state dict"):
+        import_model(small_model(), "linformer", heads=3)
 
 
 def test_a_damaged_safetensors_file(tmp_path):

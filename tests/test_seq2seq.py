@@ -182,6 +182,8 @@ def test_the_checkpoint_of_an_encoder_is_loaded_into_the_encoder(model_class, sh
     assert model.encoder.state_dict().keys() == expected.keys()
     for name, tensor in model.encoder.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
+    base = LinformerSeq2SeqModel.from_pretrained(tmp_path / "encoder")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in base.encoder.state_dict().items())
     tied = {"model.decoder.embeddings.word_embeddings.weight", "lm_head.weight"}
     new = {name for name, _ in model.named_parameters() if "model.decoder." in name}
     assert set(found["missing_keys"]) - tied == new - tied  # and transformers warns of them

@@ -122,6 +122,9 @@ def test_a_model_that_needs_its_code_is_refused_without_a_question(with_code, tm
     assert refused("predict", run, "a", input="y\n") == f"{model} cannot be loaded: the tokenizer {needs}"
     said = refused("train", run / "config.yaml", f"run={tmp_path / 'new'}", f"tokenizer={{from: '{model}'}}")
     assert said == f"tokenizer.from is '{model}', which {needs}"
+    (tmp_path / "text.txt").write_text("a fine river")
+    assert refused("plot", run, "--what", "heads", "--text", "a") == f"the tokenizer in {model} {needs}"
+    assert refused("spectrum", run, "--text", tmp_path / "text.txt") == f"MODEL is '{run}', which {needs}"
     name_code("config.json", model_type="own", auto_map={"AutoConfig": "code.Own"})
     assert refused("predict", run, "a", input="y\n") == (
         f"{model} cannot be loaded: it is a model of type 'own', not a Linformer; its own code is never run"

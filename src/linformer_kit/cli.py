@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -163,9 +163,21 @@ def complete_config(incomplete: str) -> list[str]:
     """Shipped configurations and YAML files."""
     from .training.config import shipped_configs
 
+    return with_yaml_files(shipped_configs(), incomplete)
+
+
+def complete_study(incomplete: str) -> list[str]:
+    """Shipped studies and YAML files."""
+    from .bench.study_tables import shipped_studies
+
+    return with_yaml_files(shipped_studies(), incomplete)
+
+
+def with_yaml_files(names: Iterable[str], incomplete: str) -> list[str]:
+    """Those of the names and of the YAML files in the directory typed so far that begin with `incomplete`."""
     place = incomplete[: incomplete.rfind("/") + 1]
     files = sorted(f"{place}{path.name}" for path in Path(place).glob("*.y*ml") if path.suffix in (".yaml", ".yml"))
-    return [name for name in (*shipped_configs(), *files) if name.startswith(incomplete)]
+    return [name for name in (*names, *files) if name.startswith(incomplete)]
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -399,7 +411,12 @@ def compare(
 @app.command()
 def study(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="YAML file with the keys of docs/study.md, or a shipped study.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="YAML file with the keys of docs/study.md, or a shipped study.",
+            autocompletion=complete_study,
+        ),
     ],
     tables: Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="Tables (default: all).")] = None,
     data: Annotated[Path | None, typer.Option(help="Directory with local copies of the datasets.")] = None,

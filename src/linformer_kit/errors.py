@@ -1,5 +1,7 @@
 """Errors caused by user input, and the end of a run by a signal."""
 
+NEEDS_CODE = "can be loaded only with code that it names (auto_map); linformer never runs code of a model"
+
 
 class UserError(ValueError):
     """A wrong value, file or directory. The message names it, what is allowed and the remedy; no traceback is shown."""
@@ -11,3 +13,8 @@ class Stopped(Exception):
     def __init__(self, message: str, code: int):
         super().__init__(message)
         self.code = code
+
+
+def needs_code(error: Exception) -> bool:
+    """Whether transformers refused to load a model or tokenizer because that would run code from its repository."""
+    return "trust_remote_code=True" in str(error)

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import NEEDS_CODE, UserError, needs_code
 from ..models import auto_linformer  # noqa: F401 — registers our models with transformers
 from ..training.config import CONFIG_NAME
 from ..training.run import open_run
@@ -39,6 +39,8 @@ def load_encoder(source: str) -> Encoder:
         options = {"attn_implementation": "eager", "output_attentions": True, "use_safetensors": True, **safe}
         model, loading_info = auto_class.from_pretrained(directory, output_loading_info=True, **options)
     except Exception as error:  # of the Hub, the file system or a parser
+        if needs_code(error):
+            raise UserError(f"MODEL is {source!r}, which {NEEDS_CODE}") from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"MODEL is {source!r}: not a run, not a directory with a model (safetensors) and its tokenizer, and it "

@@ -70,9 +70,14 @@ class StudyTable:
         return next(iter(self.variants))
 
 
+def shipped_studies() -> dict[str, Path]:
+    """The shipped studies by name."""
+    return {path.stem: path for path in sorted(STUDIES.glob("*.yaml"))}
+
+
 def find_study(source: Path) -> Path:
     """The path of a YAML file or of a shipped study."""
-    shipped = {path.stem: path for path in sorted(STUDIES.glob("*.yaml"))}
+    shipped = shipped_studies()
     if source.is_file():
         return source
     if str(source) not in shipped:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import NEEDS_CODE, UserError, needs_code
 from ..files import atomic_directory, check_writable, read_json, write_text
 from ..models.attention_linformer import LinformerAttention
 from ..models.encoder_linformer import LinformerEncoder
@@ -82,8 +82,12 @@ def convert(
         check_output(Path(output))
     if isinstance(weights, Mapping):
         tensors = state_dict_of(dict(weights), "the state dict")
-    else:
+    elif isinstance(weights, str | Path):
         tensors = read_tensors(Path(weights))
+    else:
+        raise UserError(
+            f"the weights are a {type(weights).__name__}; pass a state dict (model.state_dict()), or a file"
+        )
     found = read_weights(tensors, package, options)
     words = load_tokenizer(tokenizer, found) if tokenizer is not None else None
     if words is not None and words.pad_token_id is not None:
@@ -113,7 +117,9 @@ def load_tokenizer(folder: str | Path, weights: Weights) -> PreTrainedTokenizerB
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"the tokenizer in {folder} cannot be loaded: {error}") from None
+        if needs_code(error):
+            raise UserError(f"the tokenizer in {folder} {NEEDS_CODE}") from None
+        raise UserError(f"the tokenizer in {folder} cannot be loaded: {' '.join(str(error).split())}") from None
     size = weights.outside["model.embeddings.word_embeddings.weight"].shape[0]
     if len(tokenizer) > size:
         raise UserError(

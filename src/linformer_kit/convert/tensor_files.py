@@ -14,6 +14,7 @@ from ..models.projection_linformer import at_least_float32
 
 # where training scripts and fairseq keep the state dict in a checkpoint
 NESTED = ("model", "state_dict", "model_state_dict")
+NO_TORCH_FILE = "is not a file of torch.save, or damaged; save the state dict again"
 # wrappers that put a prefix before all names: DataParallel, torch.compile
 WRAPPERS = ("module.", "_orig_mod.")
 
@@ -51,8 +52,10 @@ def read_pytorch(path: Path) -> Any:
                 "torch.save(torch.load(path, weights_only=False)['model'], 'weights.pt') for a checkpoint of fairseq, "
                 "torch.save(model.state_dict(), 'weights.pt') for a saved model"
             ) from None
-        raise UserError(f"{path} is not a file of torch.save, or damaged; save the state dict again") from None
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise UserError(f"{path} {NO_TORCH_FILE}") from None
+    except (LookupError, AttributeError, TypeError):  # of the unpickler, in a file that begins like a pickle
+        raise UserError(f"{path} {NO_TORCH_FILE}") from None
+    except (RuntimeError, EOFError, ValueError) as error:
         raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}); save the state dict again") from None
 
 

@@ -16,12 +16,32 @@ from .modeling_linformer import LinformerGenerationMixin, LinformerModel, Linfor
 from .validation_linformer import check_classes, check_integers
 
 WORDS = "word_embeddings.weight"
-# checkpoints of encoders: names of LinformerModel, and of a model with a head
-ENCODER_NAMES = {
-    rf"^{prefix}{part}\.": f"model.encoder.{part}."
-    for prefix in ("", r"model\.")
-    for part in ("embeddings", "layers", "norm", "projection")
-}
+
+
+class LoadsEncoders:
+    """`from_pretrained` of an encoder-decoder, which also takes checkpoints of encoders."""
+
+    encoder_prefix: str  # of the names of the encoder's weights
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any):
+        """As in the base class; a checkpoint of an encoder is loaded into the encoder."""
+        is_mapped = kwargs.get("key_mapping") is None
+        if is_mapped:
+            kwargs["key_mapping"] = encoder_names(cls.encoder_prefix)
+        loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        if is_mapped:  # otherwise the weights would be saved under the names of the encoder
+            (loaded[0] if isinstance(loaded, tuple) else loaded)._weight_conversions = None
+        return loaded
+
+
+def encoder_names(new: str) -> dict[str, str]:
+    """Patterns of names in checkpoints of encoders, without and with a head, and their new names."""
+    return {
+        rf"^{prefix}{part}\.": f"{new}{part}."
+        for prefix in ("", r"model\.")
+        for part in ("embeddings", "layers", "norm", "projection")
+    }
 
 
 def add_prefix(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -60,7 +80,7 @@ def stack_config(config: LinformerConfig, changes: dict[str, Any]) -> LinformerC
     return config
 
 
-class LinformerSeq2SeqModel(LinformerPreTrainedModel):
+class LinformerSeq2SeqModel(LoadsEncoders, LinformerPreTrainedModel):
     """Encoder and decoder without an output layer: ids of source and target to (B, T, C) hidden states of the target.
 
     >>> import torch
@@ -70,6 +90,8 @@ class LinformerSeq2SeqModel(LinformerPreTrainedModel):
     >>> model(source, decoder_input_ids=target).last_hidden_state.shape
     torch.Size([2, 20, 16])
     """
+
+    encoder_prefix = "encoder."
 
     def __init__(self, config: LinformerConfig):
         config = copy.deepcopy(config)
@@ -154,7 +176,7 @@ class LinformerSeq2SeqModel(LinformerPreTrainedModel):
         )
 
 
-class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGenerationMixin):
+class LinformerForConditionalGeneration(LoadsEncoders, LinformerPreTrainedModel, LinformerGenerationMixin):
     """Encoder-decoder for translation, summarization or denoising: (B, N, V) logits of the target.
 
     >>> import torch
@@ -170,6 +192,8 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
     If `projected_length` has one number per encoder layer, cross-attention uses the last. `from_pretrained` also loads
     an encoder, such as a masked LM; the decoder is then new.
     """
+
+    encoder_prefix = "model.encoder."
 
     def __init__(self, config: LinformerConfig):
         config = copy.deepcopy(config)
@@ -187,17 +211,6 @@ class LinformerForConditionalGeneration(LinformerPreTrainedModel, LinformerGener
         self._tied_weights_keys = {"lm_head.weight": f"model.{stack}.embeddings.{WORDS}"}
         self.register_load_state_dict_pre_hook(add_prefix)
         self.post_init()
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any):
-        """As in the base class; a checkpoint of an encoder is loaded into the encoder."""
-        is_mapped = kwargs.get("key_mapping") is None
-        if is_mapped:
-            kwargs["key_mapping"] = ENCODER_NAMES
-        loaded = super().from_pretrained(*args, **kwargs)
-        if is_mapped:  # otherwise the weights would be saved under the names of the encoder
-            (loaded[0] if isinstance(loaded, tuple) else loaded)._weight_conversions = None
-        return loaded
 
     @property
     def encoder(self) -> LinformerModel:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..analysis.attention_weights import read_text_file
-from ..errors import UserError
+from ..errors import NEEDS_CODE, UserError, needs_code
 from ..models.auto_linformer import MODELS
 from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerModel
@@ -105,6 +105,8 @@ def tokenize(model: LoadedModel, text: str) -> Tokens:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False)
     except Exception as error:  # of the file system or a parser
+        if needs_code(error):
+            raise UserError(f"the tokenizer in {model.folder} {NEEDS_CODE}") from None
         raise UserError(f"the tokenizer in {model.folder} cannot be loaded: {' '.join(str(error).split())}") from None
     longest = min(model.stack.config.max_position_embeddings, MAX_TOKENS)
     encoded: dict[str, list]

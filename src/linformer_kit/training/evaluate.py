@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
 
-from ..errors import UserError
+from ..errors import NEEDS_CODE, UserError, needs_code
 from ..files import write_text
 from ..models.configuration_linformer import LinformerConfig
 from .arguments import is_on_gpu
@@ -23,7 +23,6 @@ from .model import MODELS, max_length
 from .prepare import prepare
 from .run import RunFolder, TrainedModel, open_model
 from .sources import find_sources
-from .tokenizer import NEEDS_CODE, needs_code
 from .tokens import length_statistics, pack, tokenize
 from .train import evaluation_examples, quiet_libraries
 from .trainer import LinformerTrainer

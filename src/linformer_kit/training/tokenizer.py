@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ..errors import UserError
+from ..errors import NEEDS_CODE, UserError, needs_code
 from .config import TokenizerConfig
 
 PAD, UNKNOWN, START, END, MASK = "<pad>", "<unk>", "<s>", "</s>", "<mask>"
@@ -14,14 +14,6 @@ SPECIAL = [PAD, UNKNOWN, START, END, MASK]
 
 # longer words are split: training BPE on them would take hours
 LONGEST_WORD = 200
-
-
-NEEDS_CODE = "can be loaded only with code that it names (auto_map); linformer never runs code of a model"
-
-
-def needs_code(error: Exception) -> bool:
-    """Whether transformers refused to load a model or tokenizer because that would run code from its repository."""
-    return "trust_remote_code=True" in str(error)
 
 
 def load_tokenizer(source: str, key: str = "tokenizer.from") -> PreTrainedTokenizerFast:
