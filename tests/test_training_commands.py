@@ -173,7 +173,7 @@ def test_a_finished_run_is_left_unchanged(trained_run):
         assert command("train", source).stdout == f"The run in {trained.run} is finished.\n"
     said = refused("train", trained.yaml, "training.learning_rate=1e-3", "seed=1")
     assert said == (
-        f"{trained.run} contains a run with seed=0, but seed=1 is requested (and 1 more differences); "
+        f"{trained.run} contains a run with seed=0, but seed=1 is requested (and 1 more difference); "
         "choose another directory with run=DIRECTORY, or delete the old one"
     )
     assert files() == before

@@ -158,6 +158,7 @@ def test_errors_name_the_value_and_what_is_allowed(write, override, said):
             SMALL + "model: {reversible: true}\ntraining: {gradient_checkpointing: true}",
             "keep no activations that it could save; set it to false",
         ),
+        (SMALL + "model: {decoder_hidden_size: 24}", "has one stack of layers; set model.hidden_size instead"),
         (SMALL + "model: {from: a, hidden_size: 3}", "determines model.hidden_size; remove that key"),
     ],
 )

@@ -407,6 +407,12 @@ def check_combinations(config: RunConfig) -> None:
         raise UserError("training.epochs and training.steps are both set; remove one of them, or set it to null")
     if config.model.get("reversible"):
         check_not_checkpointing(config)
+    sizes = [f"decoder_{name}" for name in ("hidden_size", "num_attention_heads", "intermediate_size")]
+    if config.task not in ("translation", "denoising") and (unused := [name for name in sizes if name in config.model]):
+        raise UserError(
+            f"model.{unused[0]} is set, but a model for {config.task} has one stack of layers; set "
+            f"model.{unused[0].removeprefix('decoder_')} instead"
+        )
     if data.path is None and data.generated is None:
         raise UserError("there is no data; set data.path to a file, a directory or a name on the Hub")
     if data.path is not None and data.generated is not None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..files import check_writable, lock, write_text
+from ..formatting import plural
 from ..yaml_loader import parse_yaml
 from .checkpoint import MANIFEST, PREFIX, check_unlisted, checkpoints_in, find_damage
 from .config import CONFIG_NAME, DataConfig, RunConfig, config_from_dict, config_to_dict, to_yaml
@@ -82,9 +83,10 @@ class RunFolder:
             write_text(self.environment, json.dumps(environment(), indent=1))
         elif different := differences(stored, config):
             key, before, now = different[0]
-            more = f" (and {len(different) - 1} more differences)" if len(different) > 1 else ""
+            requested = f"{key} is not set" if now is None else f"{key}={now} is requested"
+            more = f" (and {plural(len(different) - 1, 'more difference')})" if len(different) > 1 else ""
             raise UserError(
-                f"{self.folder} contains a run with {key}={before}, but {key}={now} is requested{more}; "
+                f"{self.folder} contains a run with {key}={before}, but {requested}{more}; "
                 f"{OTHER_DIRECTORY}, or delete the old one"
             )
         # older versions stored `auto`; from now on the precision of such a run is fixed
