@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # the documentation site, with warnings as errors
 SITE := $(BIN)/sphinx-build -c docs -d build/doctrees --fresh-env --fail-on-warning --keep-going --quiet . site
-SWEEPS := attention gemm_share growth causal encoders generation generation_source keras training preparation compare
+SWEEPS := attention gemm_share growth causal encoders reversible generation generation_source keras training preparation compare
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test mutations lint format docs build bench results figures clean

@@ -112,7 +112,7 @@ def test_a_point_that_does_not_fit_next_to_the_others_is_recorded(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["keras-torch", "keras-jax", "keras-tensorflow"])
+@pytest.mark.parametrize("backend", ["keras-jax", "keras-tensorflow"])  # test_benchmark.py measures on PyTorch
 def test_a_keras_layer_is_measured_on_its_backend(backend):
     pytest.importorskip(backend.removeprefix("keras-"))
     point = replace(point_of("linformer-kit", "layer", "training", length=48), backend=backend)
