@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from linformer_kit import reference
+from linformer_kit import make_projection, reference
 from linformer_kit.models.options_linformer import SHARINGS
 from linformer_kit.models.projection_linformer import Projection
 
@@ -28,6 +28,12 @@ def randomize(*modules):
             for parameter in module.parameters():
                 parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0)
     return modules[0]
+
+
+def shared_projection(layer):
+    """The projection to pass to a layer: None unless `sharing="layerwise"`."""
+    options = layer.shared_projection_options
+    return None if options is None else make_projection(**options)
 
 
 def numpy(tensor):
@@ -61,17 +67,23 @@ def reference_layer(layer, shared=None):
     if projection.options["sharing"] != "none" and projection.matrices == 2:
         numbers = [0] * heads + [1] * heads
     functions = [rows_function(projection, number, layer.projected_length) for number in numbers]
-    bias_MK = None
+    biases, kernels = [], []
     if projection.kind == "affine":
         bias_MK = reference.CUTS["affine"](numpy(projection.bias), layer.projected_length)
+        biases = [bias_MK[number] for number in numbers]
+    if projection.kind == "head_conv":
+        weight_MWDD, bias_MD = numpy(projection.weight), numpy(projection.bias)
+        kernels = [reference.Kernel(weight_MWDD[number], bias_MD[number]) for number in numbers]
     return reference.Layer(
         *(affine(linear) for linear in (layer.query, layer.key, layer.value, layer.output)),
         num_heads=layer.num_heads,
         head_dim=layer.head_dim,
         key_rows=functions[:heads],
         value_rows=functions[heads:],
-        key_bias=() if bias_MK is None else list(bias_MK[numbers[:heads]]),
-        value_bias=() if bias_MK is None else list(bias_MK[numbers[heads:]]),
+        key_bias=biases[:heads],
+        value_bias=biases[heads:],
+        key_kernels=kernels[:heads],
+        value_kernels=kernels[heads:],
     )
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import ANY_LENGTH, COMBINATIONS, randomize, reference_layer, reference_output
+from oracle import ANY_LENGTH, COMBINATIONS, randomize, reference_layer, reference_output, shared_projection
 from torch.nn.utils import prune
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,16 +29,7 @@ def build(projection, sharing, **options):
     """A layer with random parameters, and the projection it shares if it shares one."""
     options = {**SIZES, **options}
     layer = LinformerAttention(projection=projection, sharing=sharing, **options)
-    shared = None
-    if sharing == "layerwise":
-        shared = make_projection(
-            projection,
-            embed_dim=options["embed_dim"],
-            max_length=options["max_length"],
-            projected_length=options["projected_length"],
-            sharing=sharing,
-            rescale=options.get("rescale", False),
-        )
+    shared = shared_projection(layer)
     randomize(layer, *([] if shared is None else [shared]))
     return layer, shared
 
@@ -168,7 +159,7 @@ def test_every_order_of_the_products_agrees(projection, sharing, rescale, data):
 @pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
 def test_a_context_of_another_width_gives_the_keys_and_values(projection, sharing):
     layer = LinformerAttention(**SIZES, projection=projection, sharing=sharing, context_dim=7)
-    shared = None if layer.shared_projection_options is None else make_projection(**layer.shared_projection_options)
+    shared = shared_projection(layer)
     randomize(layer, *([] if shared is None else [shared]))
     assert layer.key.in_features == layer.value.in_features == 7
     assert layer.query.in_features == layer.output.out_features == 12
@@ -218,17 +209,17 @@ def test_separate_keys_and_values_equal_multi_head_attention_without_a_projectio
 
 @pytest.mark.parametrize(
     ("projection", "sharing", "rows"),
-    [(*c, rows) for c in COMBINATIONS for rows in (3, 7, 12) if rows == 3 or c[0] not in ("conv", "none")],
+    [(*c, rows) for c in COMBINATIONS for rows in (3, 7, 12) if rows == 3 or c[0] not in ("conv", "head_conv", "none")],
 )
 def test_a_given_projection_replaces_that_of_the_layer(projection, sharing, rows):
     """It may have more rows than the layer, whose own projection is of another kind and sharing."""
     layer, _ = build("dynamic" if projection == "linear" else "linear", "headwise")
     options = {"embed_dim": 12, "max_length": 13, "projected_length": rows, "sharing": sharing, "num_kv_heads": 2}
-    given = randomize(make_projection(projection, **options))
+    given = randomize(make_projection(projection, **options, head_dim=5))
     x, mask = torch.randn(2, 9, 12), padding(9, [9, 4])
     output, weights = layer(x, mask=mask, projection=given, need_weights=True)
     assert_close(output, reference_output(layer, x, mask=mask, shared=given))
-    assert weights.shape == (2, 4, 9, {"none": 9, "conv": 2}.get(projection, 3))
+    assert weights.shape == (2, 4, 9, {"none": 9, "conv": 2, "head_conv": 2}.get(projection, 3))
     assert layer.plan(9, projection=given).multiply_adds > 0
     assert not torch.allclose(output, layer(x, mask=mask))
     for parameter in given.parameters():
@@ -248,7 +239,7 @@ def test_a_given_projection_is_cut_after_rescaling_in_both_key_orders():
 
 
 @pytest.mark.parametrize("queries", ["per head", "folded"])
-@pytest.mark.parametrize("projection", ["conv", "mean", "max", "none"])
+@pytest.mark.parametrize("projection", ["conv", "head_conv", "mean", "max", "none"])
 def test_pooled_keys_agree_in_both_query_orders(projection, queries):
     layer, _ = build(projection, "headwise")
     x, mask = torch.randn(3, 9, 12), padding(9, [9, 4, 0])
@@ -285,14 +276,16 @@ def test_plan_is_the_cheapest_of_all_orders(
             projection=projection,
             sharing=sharing,
         )
-        shared = None
-        if sharing == "layerwise":
-            shared = make_projection(
-                projection, embed_dim=channels, max_length=5000, projected_length=rows, sharing=sharing
-            )
+        shared = shared_projection(layer)
     N, L, C, GD, HD, H = context, length, channels, heads * head_dim, heads * group * head_dim, heads * group
     window = -(-5000 // rows)
-    K = {"conv": -(-N // window), "mean": min(rows, N), "max": min(rows, N), "none": N}.get(projection, rows)
+    K = {
+        "conv": -(-N // window),
+        "head_conv": -(-N // window),
+        "mean": min(rows, N),
+        "max": min(rows, N),
+        "none": N,
+    }.get(projection, rows)
     matrices = {"none": 2 * heads, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
     # keys, values, queries and outputs each in either order, the mixed ones too
     if projection in DENSE:
@@ -301,6 +294,8 @@ def test_plan_is_the_cheapest_of_all_orders(
         costs = [extra + key + value for key, value in product((sequence_first, features_first), repeat=2)]
         if matrices == 1:  # E = F: its product with X serves both
             costs[0] -= N * K * C
+    elif projection == "head_conv":  # W_K for every token of a window, then the kernel
+        costs = [2 * K * window * (C + head_dim) * GD]
     else:
         costs = [{"conv": matrices * K * window * C, "none": 0}.get(projection, N * C) + 2 * K * C * GD]
     per_head, folded = L * C * HD + L * K * HD, L * C * H * K + K * C * HD

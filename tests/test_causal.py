@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import COMBINATIONS, numpy, randomize, reference_layer
+from oracle import COMBINATIONS, numpy, randomize, reference_layer, shared_projection
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -31,11 +31,7 @@ def build(projection="linear", sharing="headwise", block_length=4, slots=2, **op
     layer = CausalLinformerAttention(
         8, 4, block_length=block_length, slots=slots, projection=projection, sharing=sharing, **options
     )
-    shared = None
-    if sharing == "layerwise":
-        shared = make_projection(
-            projection, embed_dim=8, max_length=block_length, projected_length=slots, sharing=sharing
-        )
+    shared = shared_projection(layer)
     randomize(layer, *([] if shared is None else [shared]))
     return layer, shared
 
@@ -64,8 +60,8 @@ def test_the_layer_equals_the_plain_form(projection, sharing, length):
 @pytest.mark.parametrize(("projection", "sharing"), [c for c in COMBINATIONS if c[0] != "none"])
 def test_a_given_projection_replaces_that_of_the_layer(projection, sharing):
     layer, _ = build("dynamic" if projection == "linear" else "linear")
-    options = {"embed_dim": 8, "max_length": 4, "projected_length": 2 if projection == "conv" else 4}
-    given = randomize(make_projection(projection, **options, sharing=sharing, num_kv_heads=2))
+    options = {"embed_dim": 8, "max_length": 4, "projected_length": 2 if "conv" in projection else 4}
+    given = randomize(make_projection(projection, **options, sharing=sharing, num_kv_heads=2, head_dim=3))
     x = torch.randn(2, 11, 8)
     expected = [reference.causal_linformer_attention(numpy(example), reference_layer(layer, given), 4) for example in x]
     whole = layer(x, projection=given)

@@ -102,15 +102,44 @@ class TestLinformerPytorch:
         assert isinstance(ours, LinformerModel if "return_emb" in options else LinformerForMaskedLM)
         same_outputs(ours, theirs, torch.randint(30, (2, 20)))
 
-    @pytest.mark.parametrize(("method", "projection"), [("no_params", "random"), ("convolution", "conv")])
+    @pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
+    def test_a_layer_with_convolution(self, sharing):
+        theirs = randomize(
+            MHAttention(20, 6, 12, 5, 3, 0.0, "C0", sharing, None, None, False, None, method="convolution")
+        )
+        ours = import_model(theirs.state_dict(), "linformer-pytorch", max_length=20)
+        assert (ours.sharing, ours.projection.kind, ours.projected_length) == (sharing, "head_conv", 5)
+        x = torch.randn(2, 20, 12)
+        same_outputs(ours, theirs, x)
+        same_outputs(ours, theirs, x[:, :12])  # whole windows; theirs leaves out the rest
+
+    @pytest.mark.parametrize("k_reduce", [0, 2], ids=["", "k-reduce"])
+    @pytest.mark.parametrize("sharing", SHARINGS)
+    def test_an_encoder_with_convolution(self, sharing, k_reduce):
+        sizes = {"input_size": 24, "channels": 12, "dim_k": 6, "dim_ff": 7, "nhead": 3, "depth": 3}
+        theirs = LinformerPytorch(**sizes, parameter_sharing=sharing, k_reduce_by_layer=k_reduce, method="convolution")
+        ours = import_model(randomize(theirs).state_dict(), "linformer-pytorch", max_length=24)
+        attention = ours.layers[1].attention
+        rows = 6 if sharing == "layerwise" else 6 - k_reduce
+        assert (attention.sharing, (attention.projection or ours.projection).projected_length) == (sharing, rows)
+        same_outputs(ours, theirs, torch.randn(2, 24, 12))
+
+    def test_a_language_model_whose_windows_leave_tokens_out(self):
+        theirs = randomize(LinformerPytorchLM(30, 22, 12, dim_k=5, dim_ff=7, nhead=3, depth=2, method="convolution"))
+        with pytest.warns(UserWarning, match="the first 20 of 22 tokens; the converted model is for 20 tokens"):
+            ours = import_model(theirs.state_dict(), "linformer-pytorch", max_length=22)
+        ids = torch.randint(30, (2, 22))
+        assert ours.config.max_position_embeddings == 20
+        assert_close(ours(ids[:, :20]).logits, theirs.eval()(ids)[:, :20], atol=1e-10, rtol=1e-10)
+
     @pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
     @torch.no_grad()
-    def test_other_methods_equal_ours_with_the_same_matrices(self, sharing, method, projection):
-        """They cannot be imported; with an E that both can have, the outputs are the same."""
+    def test_no_params_equals_ours_with_the_same_matrices(self, sharing):
+        """It cannot be imported, because E is not saved; with the same E, the outputs are the same."""
         built = [12, 5, 3, 0.0, "C0", sharing, None, None, False, None]
-        theirs, twin = (MHAttention(20, 6, *built, method=each) for each in (method, "learnable"))
+        theirs, twin = (MHAttention(20, 6, *built, method=each) for each in ("no_params", "learnable"))
         ours = LinformerAttention(
-            12, 3, head_dim=6, max_length=20, projected_length=5, projection=projection, sharing=sharing
+            12, 3, head_dim=6, max_length=20, projected_length=5, projection="random", sharing=sharing
         )
         linears = {name: tensor for name, tensor in theirs.state_dict().items() if not name.startswith("heads")}
         twin.load_state_dict(linears, strict=False)
@@ -119,13 +148,7 @@ class TestLinformerPytorch:
         for number in range(ours.projection.matrices):
             head, part = number % 3 if sharing == "none" else 0, "F" if number >= ours.projection.matrices / 2 else "E"
             matrix = getattr(theirs.heads[head], part if ours.projection.matrices > 1 else "E")
-            if method == "no_params":
-                ours.projection.weight[:, number] = matrix
-            else:  # without the mixing of features
-                taps = torch.randn(matrix.kernel_size)
-                matrix.weight.copy_(torch.eye(6)[..., None] * taps)
-                matrix.bias.zero_()
-                ours.projection.weight[number] = taps[:, None]
+            ours.projection.weight[:, number] = matrix
         same_outputs(ours, theirs, torch.randn(2, 20, 12))
 
     def test_full_attention_and_wrappers(self):
@@ -317,6 +340,13 @@ ORIGINALS = {
 }
 
 
+def with_convolution():
+    return LinformerPytorch(20, 12, 5, nhead=3, method="convolution")
+
+
+CUT_DIFFERENTLY = {"parameter_sharing": "kv", "k_reduce_by_layer": 2}
+
+
 @pytest.mark.parametrize("package", ["linformer", "linformer-pytorch", "fairseq"])
 @pytest.mark.parametrize("original", ORIGINALS)
 def test_a_file_of_another_package_is_named(original, package):
@@ -360,11 +390,19 @@ def test_a_file_of_another_package_is_named(original, package):
             {},
             "method='no_params', linformer-pytorch does not save E",
         ),
+        (with_convolution, "linformer-pytorch", {}, "maximum length is missing.*only tell input_size / dim_k = 4;"),
+        (with_convolution, "linformer-pytorch", {"max_length": 3}, "max_length is 3, but the kernels have 4 taps"),
         (
-            lambda: LinformerPytorch(20, 12, 5, nhead=3, method="convolution"),
+            lambda: LinformerPytorch(20, 12, 6, nhead=3, method="convolution", depth=2, **CUT_DIFFERENTLY),
             "linformer-pytorch",
-            {},
-            "method='convolution', whose kernels mix the features",
+            {"max_length": 20},
+            "max_length is 20, but the kernels have 3 and 5 taps: the layers would read different tokens",
+        ),
+        (
+            ORIGINALS["linformer-pytorch"],
+            "linformer-pytorch",
+            {"max_length": 30},
+            "max_length is 30, but the file is for 20 tokens",
         ),
         (
             lambda: LinformerPytorch(20, 12, 5, nhead=3, depth=2, ff_intermediate=8, parameter_sharing="kv"),

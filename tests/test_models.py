@@ -343,7 +343,7 @@ def expected_parameters(model_class, c):
         per_layer = {"none": 2 * kv, "headwise": 2, "kv": 1, "layerwise": 1}[c.sharing]
         layers = 1 if c.sharing == "layerwise" else layer_count
         one = {"linear": length * rows, "dynamic": width * rows, "conv": -(-length // rows) * width}
-        one["affine"] = length * rows + rows
+        one |= {"affine": length * rows + rows, "head_conv": -(-length // rows) * size**2 + size}
         return layers * per_layer * one.get(c.projection, 0)
 
     norm, embedding_width = 2 * width, c.embedding_size or width
@@ -557,7 +557,7 @@ def test_word_embeddings_are_tied_or_not_and_can_be_resized(model_class, tied, t
 @every_combination
 def test_positions_and_projections_can_be_resized(model_class, variant, tmp_path):
     model, input_ids = build(model_class, **VARIANTS[variant]), ids()
-    kept = VARIANTS[variant].get("projection") != "conv" and not VARIANTS[variant].get("rescale")
+    kept = VARIANTS[variant].get("projection") not in ("conv", "head_conv") and not VARIANTS[variant].get("rescale")
     kept = kept or model_class is LinformerForCausalLM  # whose blocks do not change
     before = run(model, input_ids)
     for length in (75, 32, LENGTH):  # longer, back, shorter: what it could read before it reads as before

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import COMBINATIONS, PROJECTIONS, randomize
+from oracle import COMBINATIONS, PROJECTIONS, randomize, shared_projection
 from torch.testing import assert_close
 
-from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder, make_projection
+from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -33,18 +33,14 @@ def layers(projection, sharing, projected_length, rescale):
     }
     encoder = randomize(LinformerEncoder(depth=2, **options))
     attention = LinformerAttention(**options)
-    shared = None
-    if sharing == "layerwise":
-        shared = make_projection(**{name: value for name, value in options.items() if name != "num_heads"})
+    shared = shared_projection(attention)
     randomize(attention, *([] if shared is None else [shared]))
     return [lambda x, mask=None: attention(x, mask=mask, projection=shared), lambda x, mask=None: encoder(x, mask)]
 
 
 def causal_layer(projection, sharing, slots):
     causal = CausalLinformerAttention(8, 2, block_length=4, slots=slots, projection=projection, sharing=sharing)
-    shared = None
-    if sharing == "layerwise":
-        shared = make_projection(projection, embed_dim=8, max_length=4, projected_length=slots, sharing=sharing)
+    shared = shared_projection(causal)
     randomize(causal, *([] if shared is None else [shared]))
     return lambda x, mask=None: causal(x, mask=mask, projection=shared)
 

@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracle import COMBINATIONS, PROJECTIONS, WITHOUT_MATRICES, numpy, randomize, reference_layer, reference_output
+from oracle import (
+    COMBINATIONS,
+    PROJECTIONS,
+    WITHOUT_MATRICES,
+    numpy,
+    randomize,
+    reference_layer,
+    reference_output,
+    shared_projection,
+)
 from torch.testing import assert_close
 
 from linformer_kit import (
@@ -26,15 +35,16 @@ from linformer_kit.models.options_linformer import projection_names
 from linformer_kit.models.projection_linformer import LinearProjection, Projection
 
 FACTS = {
-    "has_matrices": {"linear", "affine", "random", "dynamic", "conv"},
-    "takes_any_length": {"dynamic", "conv", "mean", "max", "none"},
+    "has_matrices": {"linear", "affine", "random", "dynamic", "conv", "head_conv"},
+    "takes_any_length": {"dynamic", "conv", "head_conv", "mean", "max", "none"},
     "can_rescale": {"linear", "affine", "random", "conv"},
-    "sized_by_max_length": {"linear", "affine", "random", "conv"},
+    "sized_by_max_length": {"linear", "affine", "random", "conv", "head_conv"},
     "sized_by_width": {"dynamic", "conv"},
+    "sized_by_head": {"head_conv"},
     "can_be_cut": {"linear", "affine", "random", "dynamic", "mean", "max", "none"},
     "has_own_learning_rate": {"linear", "affine"},
     "matrix_depends_on": {"linear", "affine", "random", "dynamic", "mean"},
-    "why_no_matrix": {"conv", "max", "none"},
+    "why_no_matrix": {"conv", "head_conv", "max", "none"},
 }
 
 
@@ -46,13 +56,14 @@ def test_every_fact_lists_its_projections(fact):
 @pytest.mark.parametrize("kind", PROJECTIONS)
 def test_facts_describe_the_weights(kind):
     def shapes(**options):
-        sizes = {"embed_dim": 8, "max_length": 12, "projected_length": 3, **options}
+        sizes = {"embed_dim": 8, "head_dim": 4, "max_length": 12, "projected_length": 3, **options}
         return [tuple(tensor.shape) for tensor in make_projection(kind, **sizes).tensors()]
 
     facts = Projection.kinds[kind]
     assert bool(shapes()) is facts.has_matrices
     assert (shapes(max_length=24) != shapes()) is facts.sized_by_max_length
     assert (shapes(embed_dim=16) != shapes()) is facts.sized_by_width
+    assert (shapes(head_dim=2) != shapes()) is facts.sized_by_head
     assert (make_projection(kind, embed_dim=8, max_length=12).max_length is None) is facts.takes_any_length
 
 
@@ -121,10 +132,7 @@ class TestAddedProjection:
         sizes = {"embed_dim": 8, "num_heads": 2, "projection": "first", "sharing": sharing}
         layer = randomize(LinformerAttention(**sizes, projected_length=3)).double()
         causal = randomize(CausalLinformerAttention(**sizes, block_length=4, slots=2)).double()
-        shared = {}
-        for each in (layer, causal):
-            options = each.shared_projection_options
-            shared[each] = None if options is None else make_projection(**options)
+        shared = {each: shared_projection(each) for each in (layer, causal)}
         x = torch.randn(2, 9, 8).double()
         assert_close(layer(x, projection=shared[layer]), reference_output(layer, x, shared=shared[layer]))
         expected = [
@@ -181,7 +189,7 @@ def matrices(module):
 
 
 @pytest.mark.parametrize(("sharing", "expected"), [("none", 288), ("headwise", 24), ("kv", 12), ("layerwise", 1)])
-@pytest.mark.parametrize("projection", ["linear", "random", "dynamic", "conv"])
+@pytest.mark.parametrize("projection", ["linear", "random", "dynamic", "conv", "head_conv"])
 def test_sharing_stores_as_many_matrices_as_the_paper_counts(projection, sharing, expected):
     sizes = {"embed_dim": 96, "num_heads": 12, "depth": 12, "max_length": 64, "projected_length": 16}
     with torch.device("meta"):
@@ -191,7 +199,9 @@ def test_sharing_stores_as_many_matrices_as_the_paper_counts(projection, sharing
     def numbers(module):
         return sum(tensor.numel() for tensor in [*module.parameters(), *module.buffers()])
 
-    size = {"linear": 64 * 16, "random": 64 * 16, "dynamic": 96 * 16, "conv": 4 * 96}[projection]
+    size = {"linear": 64 * 16, "random": 64 * 16, "dynamic": 96 * 16, "conv": 4 * 96, "head_conv": 4 * 8 * 8 + 8}[
+        projection
+    ]
     assert numbers(encoder) - numbers(without) == expected * size
     if projection in ("linear", "random"):
         assert matrices(encoder) == expected

@@ -39,6 +39,7 @@ VARIANTS = {
     "mean": {"projection": "mean", "type_vocab_size": 0, "embedding_size": 6},
     "max": {"projection": "max", "classifier_pooling": "first", "outer_norms": False, "intermediate_size": 0},
     "affine": {"projection": "affine", "sharing": "none"},
+    "head_conv": {"projection": "head_conv", "sharing": "layerwise", "num_key_value_heads": 1},
     "random": {"projection": "random", "reversible": True},
     "none": {"projection": "none", "local_width": 5},
     "none layerwise": {"projection": "none", "sharing": "layerwise"},

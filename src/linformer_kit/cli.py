@@ -287,6 +287,9 @@ def import_(
     full_attention: Annotated[
         bool, typer.Option("--full-attention", help="The linformer-pytorch model was built with full_attention=True.")
     ] = False,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="input_size of a linformer-pytorch model with method='convolution'.")
+    ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Directory of the model's tokenizer, which is copied to the output.")
     ] = None,
@@ -299,7 +302,7 @@ def import_(
         from .convert.packages import Options
 
         logging.disable_progress_bar()
-        options = Options(heads, activation.value if activation else None, full_attention or None)
+        options = Options(heads, activation.value if activation else None, full_attention or None, max_length)
         module, weights = convert(file, package.value, output, options, tokenizer)
         typer.echo(describe(module, weights, package.value, output))
 

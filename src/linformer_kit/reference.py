@@ -30,6 +30,13 @@ class Affine(NamedTuple):
         return self.weight @ x if self.bias is None else self.weight @ x + self.bias
 
 
+class Kernel(NamedTuple):
+    """The kernel of `head_conv` for one key-value head: taps (W, D, D), bias (D,)."""
+
+    taps: Array
+    bias: Array
+
+
 def softmax(scores: Array) -> Array:
     """Weights that sum to one."""
     exponentials = np.exp(scores - scores.max())
@@ -71,6 +78,14 @@ def conv_rows(tokens: Array, taps: Array, rescale: bool = False) -> Array:
     return np.array(rows)
 
 
+def head_conv_rows(tokens: Array, window: int) -> Array:
+    """The tokens in windows, (K, W, C), filled with zeros; W_K and W_V come before the kernel: see `Layer.features`."""
+    rows = np.zeros((-(-len(tokens) // window), window, tokens.shape[1]))
+    for position, token in enumerate(tokens):
+        rows[position // window, position % window] = token
+    return rows
+
+
 def windows(tokens: Array, count: int) -> list[Array]:
     """The tokens in `count` windows, whose sizes differ by at most one; fewer windows if there are fewer tokens."""
     count = min(count, len(tokens))
@@ -95,6 +110,7 @@ ROWS: dict[str, Callable[..., Array]] = {
     "random": lambda tokens, *, weight, matrix, rescale, **_: matrix_rows(tokens, weight[:, matrix], rescale),
     "dynamic": lambda tokens, *, weight, matrix, **_: dynamic_rows(tokens, weight[:, matrix]),
     "conv": lambda tokens, *, weight, matrix, rescale, **_: conv_rows(tokens, weight[matrix], rescale),
+    "head_conv": lambda tokens, *, weight, **_: head_conv_rows(tokens, weight.shape[1]),
     "mean": lambda tokens, *, projected_length, **_: mean_rows(tokens, projected_length),
     "max": lambda tokens, *, projected_length, **_: max_rows(tokens, projected_length),
     "none": lambda tokens, **_: tokens,
@@ -133,14 +149,12 @@ def attend_to_rows(
 
     The first rows are those of `blocks` projections, with their biases; the others have none.
     """
-    own, shared = head_slice(head, layer.head_dim), head_slice(layer.kv_head(head), layer.head_dim)
-    query = layer.query(token)[own]
-    keys, values = (
-        [linear(row)[shared] for row in rows] for linear, rows in ((layer.key, key_rows), (layer.value, value_rows))
-    )
-    for features, biases in ((keys, layer.key_bias), (values, layer.value_bias)):
-        for number, bias in enumerate([*biases[layer.kv_head(head)]] * blocks if biases else []):
-            features[number] = features[number] + bias
+    query, kv_head = layer.query(token)[head_slice(head, layer.head_dim)], layer.kv_head(head)
+    keys = [layer.features(layer.key, row, kv_head, layer.key_kernels) for row in key_rows]
+    values = [layer.features(layer.value, row, kv_head, layer.value_kernels) for row in value_rows]
+    for rows, biases in ((keys, layer.key_bias), (values, layer.value_bias)):
+        for number, bias in enumerate([*biases[kv_head]] * blocks if biases else []):
+            rows[number] = rows[number] + bias
     weights = softmax(np.array([query @ key for key in keys]) / np.sqrt(layer.head_dim))
     return sum(
         (weight * value for weight, value in zip(weights, values, strict=True)), np.zeros(layer.head_dim)
@@ -151,6 +165,7 @@ class Layer(NamedTuple):
     """The weights of one attention layer; `key_rows` and `value_rows` apply E and F of each key-value head.
 
     `key_bias` and `value_bias` of `affine` are (K,) for each key-value head, added to all features of a row.
+    `key_kernels` and `value_kernels` are those of `head_conv`.
     """
 
     query: Affine
@@ -163,10 +178,20 @@ class Layer(NamedTuple):
     value_rows: Sequence[Rows]
     key_bias: Sequence[Array] = ()
     value_bias: Sequence[Array] = ()
+    key_kernels: Sequence[Kernel] = ()
+    value_kernels: Sequence[Kernel] = ()
 
     def kv_head(self, head: int) -> int:
         """The key-value head that this head uses."""
         return head * len(self.key_rows) // self.num_heads
+
+    def features(self, linear: Affine, row: Array, kv_head: int, kernels: Sequence[Kernel]) -> Array:
+        """`row · W + b` for one head, (D,). A row of `head_conv` is a window: `Σ_w (x_w · W + b) B_w` plus its bias."""
+        own = head_slice(kv_head, self.head_dim)
+        if row.ndim == 1:
+            return linear(row)[own]
+        taps, bias = kernels[kv_head]
+        return bias + sum(linear(token)[own] @ tap for token, tap in zip(row, taps, strict=True))
 
 
 def linformer_attention(

@@ -80,7 +80,13 @@ def reference_layer(layer, shared=None):
     if projection.matrices == 1:
         numbers = [0] * 2 * heads
     functions = [rows_function(projection, number) for number in numbers]
-    bias_MK = numpy(projection.bias).astype("float64") if projection.kind == "affine" else None
+    biases, kernels = [], []
+    if projection.kind == "affine":
+        bias_MK = numpy(projection.bias).astype("float64")
+        biases = [bias_MK[number] for number in numbers]
+    if projection.kind == "head_conv":
+        weight_MWDD, bias_MD = (numpy(each).astype("float64") for each in (projection.weight, projection.bias))
+        kernels = [reference.Kernel(weight_MWDD[number], bias_MD[number]) for number in numbers]
     width = layer.query_dense.kernel.shape[0]
     return reference.Layer(
         *(affine(dense, width) for dense in (layer.query_dense, layer.key_dense, layer.value_dense)),
@@ -89,8 +95,10 @@ def reference_layer(layer, shared=None):
         head_dim=layer.key_dim,
         key_rows=functions[:heads],
         value_rows=functions[heads:],
-        key_bias=() if bias_MK is None else list(bias_MK[numbers[:heads]]),
-        value_bias=() if bias_MK is None else list(bias_MK[numbers[heads:]]),
+        key_bias=biases[:heads],
+        value_bias=biases[heads:],
+        key_kernels=kernels[:heads],
+        value_kernels=kernels[heads:],
     )
 
 

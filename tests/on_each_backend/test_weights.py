@@ -36,6 +36,7 @@ CONFIGS = [
     {"projection": "linear", "sharing": "kv", "decoder_attention": "full", "projected_length": [4, 7]},
     {"projection": "max", "sharing": "headwise"},
     {"projection": "random", "sharing": "none"},
+    {"projection": "head_conv", "sharing": "layerwise"},
 ]
 
 
@@ -221,7 +222,7 @@ def test_unsupported_models_raise_an_error(tmp_path):
             to_torch(layer)
 
 
-FACTS = ("has_matrices", "takes_any_length", "can_rescale", "sized_by_max_length", "sized_by_width")
+FACTS = ("has_matrices", "takes_any_length", "can_rescale", "sized_by_max_length", "sized_by_width", "sized_by_head")
 
 
 @pytest.mark.parametrize("kind", projection.Projection.kinds)

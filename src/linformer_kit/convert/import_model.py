@@ -40,6 +40,7 @@ def import_model(
     heads: int | None = None,
     activation: str | None = None,
     full_attention: bool | None = None,
+    max_length: int | None = None,
     tokenizer: str | Path | None = None,
 ) -> nn.Module:
     """Convert a state dict, or a file with one, of another Linformer. The outputs are those of the original.
@@ -55,13 +56,14 @@ def import_model(
     - `source`: "linformer" (PyPI), "linformer-pytorch" or "fairseq" (its examples/linformer).
     - `heads`: their number, which files of "linformer" and "fairseq" do not tell.
     - `activation`: "gelu" (default) or "relu". `full_attention`: whether a model of "linformer-pytorch" had it.
+    - `max_length`: the `input_size` of a model of "linformer-pytorch" with `method="convolution"`.
     - `output`: directory to save the result in. `load_imported` loads it; models are also loaded by `from_pretrained`.
     - `tokenizer`: directory of a tokenizer of transformers, which is saved with a model.
 
     Returns a LinformerAttention, LinformerEncoder, LinformerForMaskedLM or, without output layer, a LinformerModel, in
     evaluation mode. docs/switching.md lists what is converted, and what is refused and why.
     """
-    return convert(weights, source, output, Options(heads, activation, full_attention), tokenizer)[0]
+    return convert(weights, source, output, Options(heads, activation, full_attention, max_length), tokenizer)[0]
 
 
 def convert(

@@ -1,6 +1,6 @@
 """Reads the state dicts of other packages: PyPI `linformer`, `linformer-pytorch`, and the example of fairseq.
 
-Each reader uses every tensor of the file, or raises. Shapes: N maximum length, K projected length.
+Each reader uses every tensor of the file, or raises.
 """
 
 import re
@@ -31,7 +31,7 @@ CLASSES = {
 # what the shapes of the tensors do not tell
 OPTIONS = {
     "linformer": ("heads",),
-    "linformer-pytorch": ("activation", "full_attention"),
+    "linformer-pytorch": ("activation", "full_attention", "max_length"),
     "fairseq": ("heads", "activation"),
 }
 
@@ -43,6 +43,7 @@ class Options:
     heads: int | None = None
     activation: str | None = None
     full_attention: bool | None = None
+    max_length: int | None = None
 
 
 class Source:
@@ -177,7 +178,7 @@ def read_linformer(source: Source, options: Options) -> Weights:
             "model.embeddings.position_embeddings.weight": source.take("pos_emb.weight"),
             **source.linear("lm_head", "to_logits"),
         }
-    length = matrices[0][0][0].weight_NK.shape[0]
+    length = matrices[0][0][0].weight.shape[0]
     return Weights(layers, matrices, head_number, length, norm_first=True, reversible=is_reversible, outside=outside)
 
 
@@ -234,7 +235,7 @@ def read_linformer_pytorch(source: Source, options: Options) -> Weights:
             break
     if not matrices:
         incomplete(source, "linformer-pytorch")
-    length, heads_of_all = matrices[0][0][0].weight_NK.shape[0], len(matrices[0])
+    length, heads_of_all = linformer_pytorch_length(matrices, options.max_length), len(matrices[0])
     outside: dict[str, Tensor] = {}
     if is_model:
         # sines, then cosines, of position / 100000^(2i / width): stored as learned positions
@@ -289,12 +290,39 @@ def linformer_pytorch_matrix(source: Source, name: str) -> Matrix:
             "E, so the model cannot be restored from its state dict"
         )
     weight = source.take(f"{name}.weight")
-    if weight.dim() == 3:
+    bias = source.take(f"{name}.bias") if f"{name}.bias" in source else None
+    return Matrix(weight.permute(*reversed(range(weight.dim()))), bias)  # a linear map, or with 3 axes a convolution
+
+
+def linformer_pytorch_length(matrices: list[HeadMatrices], max_length: int | None) -> int:
+    """The maximum length: N of a matrix; with kernels, which do not tell it, the given one, cut to whole windows."""
+    first = matrices[0][0][0]
+    if first.projection != "head_conv":
+        length = first.weight.shape[0]
+        if max_length not in (None, length):
+            raise UserError(f"max_length is {max_length}, but the file is for {length} tokens; leave it out")
+        return length
+    windows = sorted({heads[0][0].weight.shape[0] for heads in matrices})
+    if max_length is None:
         raise UserError(
-            "the model was built with method='convolution', whose kernels mix the features of a head; our conv has "
-            "one kernel for each channel, so it cannot be converted. Train a new model with projection='conv'"
+            f"the maximum length is missing: the model was built with method='convolution', whose kernels only tell "
+            f"input_size / dim_k = {windows[0]}; pass --max-length, in Python max_length=, the input_size of the model"
         )
-    return Matrix(weight.T, source.take(f"{name}.bias") if f"{name}.bias" in source else None)
+    lengths = {max_length - max_length % window for window in windows}
+    if max_length < windows[-1] or len(lengths) > 1:
+        raise UserError(
+            f"max_length is {max_length}, but the kernels have {' and '.join(map(str, windows))} taps: the layers would "
+            "read different tokens, or none; pass the input_size of the model. If it is this, the model cannot be "
+            "converted, because its layers leave out different tokens at the end"
+        )
+    (length,) = lengths
+    if length < max_length:
+        warnings.warn(
+            f"the kernels have {windows[0]} taps, so the keys of the original are those of the first {length} of "
+            f"{max_length} tokens; the converted model is for {length} tokens, with the same outputs for them",
+            stacklevel=2,
+        )
+    return length
 
 
 # fairseq
@@ -327,7 +355,7 @@ def read_fairseq(source: Source, options: Options) -> Weights:
         layers |= layer.linear(f"{name}feed_forward.outer", "fc2")
     if not matrices:
         incomplete(source, "fairseq")
-    length = matrices[0][0][0].weight_NK.shape[0]
+    length = matrices[0][0][0].weight.shape[0]
     features = layers["query.weight" if is_bare else "layers.0.attention.query.weight"].shape[0]
     weights = Weights(
         layers,

@@ -1,6 +1,6 @@
 """What a model of another package is converted to: tensors under our names, and the modules that they build.
 
-Shapes: N maximum length, K projected length, M matrices.
+Shapes: N maximum length, K projected length, M matrices, W window, D head size.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from ..models.attention_linformer import LinformerAttention
 from ..models.configuration_linformer import LinformerConfig
 from ..models.encoder_linformer import LinformerEncoder
 from ..models.modeling_linformer import LinformerForMaskedLM, LinformerModel
+from ..models.projection_linformer import Projection
 
 # names in the layers of a LinformerEncoder, and in those of the models
 MODEL_NAMES = {
@@ -23,15 +24,26 @@ MODEL_NAMES = {
 
 
 class Matrix(NamedTuple):
-    """One E or F, with the bias of each row if it has one."""
+    """One E or F: a matrix (N, K), with a bias (K,) if it has one, or a kernel (W, D, D) with a bias (D,)."""
 
-    weight_NK: Tensor
-    bias_K: Tensor | None = None
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def projection(self) -> str:
+        """The kind of projection that has such matrices."""
+        if self.weight.dim() == 3:
+            return "head_conv"
+        return "linear" if self.bias is None else "affine"
+
+    def rows(self, length: int) -> int:
+        """The projected length for `length` tokens, which the window of a kernel divides."""
+        return self.weight.shape[1] if self.weight.dim() == 2 else length // self.weight.shape[0]
 
     def equals(self, other: "Matrix") -> bool:
-        if self.bias_K is None or other.bias_K is None:
-            return self.bias_K is other.bias_K and torch.equal(self.weight_NK, other.weight_NK)
-        return torch.equal(self.bias_K, other.bias_K) and torch.equal(self.weight_NK, other.weight_NK)
+        if self.bias is None or other.bias is None:
+            return self.bias is other.bias and torch.equal(self.weight, other.weight)
+        return torch.equal(self.bias, other.bias) and torch.equal(self.weight, other.weight)
 
 
 HeadMatrices = list[tuple[Matrix, Matrix]]  # E and F of each key-value head of a layer
@@ -100,11 +112,11 @@ class Weights:
         }
         if not self.matrices:
             return {**options, "projection": "none"}
-        lengths = [heads[0][0].weight_NK.shape[1] for heads in self.matrices]
+        lengths = [heads[0][0].rows(self.max_length) for heads in self.matrices]
         return {
             **options,
             "projected_length": lengths[0] if len(set(lengths)) == 1 else lengths,
-            "projection": "linear" if self.matrices[0][0][0].bias_K is None else "affine",
+            "projection": self.matrices[0][0][0].projection,
             "sharing": find_sharing(self.matrices),
         }
 
@@ -173,9 +185,10 @@ def find_sharing(layers: list[HeadMatrices]) -> str:
 
 
 def stacked(heads: HeadMatrices, sharing: str, name: str) -> dict[str, Tensor]:
-    """The (N, M, K) weight of a projection, and its (M, K) bias if there is one."""
+    """The weight of a projection, and its bias if there is one: (N, M, K) and (M, K), or for kernels M first."""
     (E, F), every_E, every_F = heads[0], [E for E, _ in heads], [F for _, F in heads]
     matrices = {"none": [*every_E, *every_F], "headwise": [E, F]}.get(sharing, [E])
-    tensors = {f"{name}weight": torch.stack([matrix.weight_NK for matrix in matrices], dim=1)}
-    biases = [matrix.bias_K for matrix in matrices if matrix.bias_K is not None]
+    axis = Projection.kinds[E.projection].matrix_axis
+    tensors = {f"{name}weight": torch.stack([matrix.weight for matrix in matrices], dim=axis)}
+    biases = [matrix.bias for matrix in matrices if matrix.bias is not None]
     return {**tensors, f"{name}bias": torch.stack(biases)} if biases else tensors

@@ -153,6 +153,12 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 f"key has width {key_width} and value {value_width}, but projection={kind!r} needs equal widths; use "
                 f"projection={others}"
             )
+        if self.key_dim != self.value_dim and kinds[kind].sized_by_head:
+            others = list_names(name for name, cls in kinds.items() if not cls.sized_by_head)
+            raise ValueError(
+                f"key_dim is {self.key_dim} and value_dim {self.value_dim}, but projection={kind!r} needs heads of "
+                f"equal widths; use projection={others}"
+            )
         return make_projection(
             kind,
             embed_dim=value_width,
@@ -161,6 +167,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             sharing=self.sharing,
             num_heads=self.num_heads,
             rescale=self.rescale,
+            head_dim=self.key_dim,
             dtype=self.dtype_policy,
             name="projection",
         )
@@ -239,15 +246,12 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         tokens = [zero_padding(x, lengths_B) for x in tokens]
         if len(tokens) == 1:
             rows_BMKC, present_BK = projection(tokens[0], lengths_B)
-            key_rows, value_rows = (
-                rows_BMKC[:, projection.slice_of("keys")],
-                rows_BMKC[:, projection.slice_of("values")],
-            )
+            key_rows, value_rows = (projection.rows_of(part, rows_BMKC) for part in ("keys", "values"))
         else:
             key_rows, present_BK = projection(tokens[0], lengths_B, part="keys")
             value_rows, _ = projection(tokens[1], lengths_B, part="values")
-        keys_BKHD = projection.with_row_bias(self._features(self.key_dense, key_rows), "keys")
-        values_BKHD = projection.with_row_bias(self._features(self.value_dense, value_rows), "values")
+        keys_BKHD = projection.finish(self._features(self.key_dense, key_rows), "keys")
+        values_BKHD = projection.finish(self._features(self.value_dense, value_rows), "values")
         return zero_empty_examples(KeysValues(keys_BKHD, values_BKHD, present_BK), lengths_B)
 
     def attend(

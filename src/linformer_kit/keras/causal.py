@@ -133,7 +133,7 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
         return [
             ops.reshape(features_ZSHD, (-1, blocks, *features_ZSHD.shape[1:]))
             for features_ZSHD in (
-                projection.with_row_bias(self._features(dense, rows_ZMSC[:, projection.slice_of(part)]), part)
+                projection.finish(self._features(dense, projection.rows_of(part, rows_ZMSC)), part)
                 for dense, part in ((self.key_dense, "keys"), (self.value_dense, "values"))
             )
         ]

@@ -300,6 +300,7 @@ class Stack(keras.layers.Layer):
             sharing="layerwise",
             num_heads=self.options.n_heads,
             rescale=rescale,
+            head_dim=self.options.heads["key_dim"],
             name=name,
         )
 

@@ -1,6 +1,6 @@
 """Projections as Keras layers: one class each, with the weights of the PyTorch class of the same name.
 
-Shapes: B batch, N length, K projected length, M matrices, W window, H heads, C model size.
+Shapes: B batch, N length, K projected length, M matrices, W window, H heads, D head size, C model size.
 The real tokens of every example come first, then zeros; `lengths_B` counts the real tokens (None: all are real).
 """
 
@@ -31,6 +31,13 @@ def segment_means(shape: tuple[int, int, int], dtype: str | None = None) -> Tens
     return noise(shape, dtype) + means_NK[:, None]
 
 
+def window_means(shape: tuple[int, int, int, int], dtype: str | None = None) -> Tensor:
+    """Initializer of `head_conv`: the mean of each window, plus a tenth of noise."""
+    _, window, head_dim, _ = shape
+    noise = keras.initializers.RandomNormal(stddev=0.1 / (window * math.sqrt(head_dim)))
+    return noise(shape, dtype) + ops.eye(head_dim, dtype=dtype) / window
+
+
 def sqrt_ratio(whole: Tensor, part: Tensor) -> Tensor:
     """√(whole / part), and 1 where `part` is zero, which keeps the gradient finite."""
     is_positive = part > 0
@@ -45,6 +52,20 @@ def apply_scale(rows: Tensor, scale: Tensor) -> Tensor:
 def ceil_div(length: Any, window: Any) -> Any:
     """`length / window`, rounded up; also for symbolic lengths."""
     return (length + window - 1) // window
+
+
+def padded_to_windows(x_BNC: Tensor, window: int) -> Tensor:
+    """(B, N, C) to (B, K·W, C): zeros fill the last window."""
+    batch, length = ops.shape(x_BNC)[:2]
+    padding_BNC = ops.zeros((batch, ceil_div(length, window) * window - length, x_BNC.shape[-1]), x_BNC.dtype)
+    return ops.concatenate([x_BNC, padding_BNC], axis=1)
+
+
+def real_tokens_in_windows(length: Any, window: int, lengths_B: Tensor | None) -> Tensor:
+    """(B, K): how many tokens of each window are real; (1, K) if all tokens are."""
+    first_K = ops.arange(ceil_div(length, window), dtype="int32") * window
+    real_B1 = ops.cast(length, "int32") if lengths_B is None else ops.expand_dims(ops.cast(lengths_B, "int32"), 1)
+    return ops.reshape(ops.clip(real_B1 - first_K, 0, window), (-1, ceil_div(length, window)))
 
 
 class Projection(ProjectionFacts, keras.layers.Layer):
@@ -78,8 +99,12 @@ class Projection(ProjectionFacts, keras.layers.Layer):
         """The number of rows for `length` tokens."""
         raise NotImplementedError
 
-    def with_row_bias(self, features_BKHD: Tensor, part: str) -> Tensor:
-        """The features of "keys" or "values", plus the biases of `affine`; unchanged for other kinds."""
+    def rows_of(self, part: str, rows_BMKC: Tensor) -> Tensor:
+        """The rows of "keys" or "values"; M is 1 or H."""
+        return rows_BMKC[:, self.slice_of(part)]
+
+    def finish(self, features_BKHD: Tensor, part: str) -> Tensor:
+        """What follows W_K or W_V: the bias of `affine`, the kernel of `head_conv`; nothing for other kinds."""
         return features_BKHD
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
@@ -140,7 +165,7 @@ class AffineProjection(LinearProjection, kind="affine"):
         shape = (self.matrices, self.projected_length)
         self.bias = self.add_weight(shape=shape, initializer="zeros", name="bias")
 
-    def with_row_bias(self, features_BKHD: Tensor, part: str) -> Tensor:
+    def finish(self, features_BKHD: Tensor, part: str) -> Tensor:
         bias_KM = ops.transpose(ops.cast(self.bias[self.slice_of(part)], features_BKHD.dtype))
         return features_BKHD + bias_KM[..., None]
 
@@ -217,20 +242,14 @@ class ConvProjection(Projection, kind="conv"):
         return ceil_div(length, self.window)
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
-        batch, length = ops.shape(x_BNC)[:2]
-        rows, weight_MWC = self.rows(length), self.weight[self.slice_of(part)]
-        padding_BNC = ops.zeros((batch, rows * self.window - length, self.embed_dim), x_BNC.dtype)
+        length, weight_MWC = ops.shape(x_BNC)[1], self.weight[self.slice_of(part)]
         windows_BKWC = ops.reshape(
-            ops.concatenate([x_BNC, padding_BNC], axis=1), (-1, rows, self.window, self.embed_dim)
+            padded_to_windows(x_BNC, self.window), (-1, self.rows(length), self.window, self.embed_dim)
         )
         # one pass over X per matrix: an einsum would compute C small products
         each_BKC = [ops.sum(windows_BKWC * weight_MWC[number], axis=2) for number in range(weight_MWC.shape[0])]
         rows_BMKC = ops.stack(each_BKC, axis=1)
-        first_K = ops.arange(rows, dtype="int32") * self.window
-        if lengths_B is None:
-            real_BK = ops.clip(ops.cast(length, "int32") - first_K, 0, self.window)[None]
-        else:
-            real_BK = ops.clip(ops.expand_dims(ops.cast(lengths_B, "int32"), 1) - first_K, 0, self.window)
+        real_BK = real_tokens_in_windows(length, self.window, lengths_B)
         if self.rescale:
             rows_BMKC = apply_scale(rows_BMKC, self._column_scale(weight_MWC, real_BK))
         return Projected(rows_BMKC, None if lengths_B is None else real_BK > 0)
@@ -240,6 +259,50 @@ class ConvProjection(Projection, kind="conv"):
         squares_MWC = ops.square(at_least_float32(weight_MWC))
         real_MBKC = ops.take(ops.cumsum(squares_MWC, axis=1), ops.maximum(real_BK, 1) - 1, axis=1)
         return sqrt_ratio(ops.sum(squares_MWC, axis=1)[:, None], ops.transpose(real_MBKC, (1, 0, 2, 3)))
+
+
+class HeadConvProjection(Projection, kind="head_conv"):
+    """A convolution along the keys and values of each head, which mixes its features; kernel and stride as in `conv`.
+
+    W_K and W_V are applied to all N tokens, and only `finish` leaves K rows.
+    """
+
+    sized_by_max_length = True
+    sized_by_head = True
+    matrix_axis = 0
+
+    def __init__(self, head_dim: int, max_length: int, projected_length: int, matrices: int, **kwargs: Any):
+        super().__init__(matrices, **kwargs)
+        self.head_dim = head_dim
+        self.window = ceil_div(max_length, projected_length)
+
+    def build(self, _: Any = None) -> None:
+        shape = (self.matrices, self.window, self.head_dim, self.head_dim)
+        self.weight = self.add_weight(shape=shape, initializer=window_means, name="weight")
+        self.bias = self.add_weight(shape=(self.matrices, self.head_dim), initializer="zeros", name="bias")
+        self.built = True
+
+    def rows(self, length: Any) -> Any:
+        return ceil_div(length, self.window)
+
+    def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
+        """The tokens, (B, 1, K·W, C), for all matrices; `present_BK` is about the rows that `finish` leaves."""
+        tokens_BNC = padded_to_windows(x_BNC, self.window)
+        real_BK = real_tokens_in_windows(ops.shape(x_BNC)[1], self.window, lengths_B)
+        return Projected(tokens_BNC[:, None], None if lengths_B is None else real_BK > 0)
+
+    def rows_of(self, part: str, rows_BMKC: Tensor) -> Tensor:
+        return rows_BMKC
+
+    def finish(self, features_BKHD: Tensor, part: str) -> Tensor:
+        heads, part_M = features_BKHD.shape[2], self.slice_of(part)
+        windows_BKWHD = ops.reshape(
+            features_BKHD, (-1, ops.shape(features_BKHD)[1] // self.window, self.window, heads, self.head_dim)
+        )
+        weight_MWDE, bias_ME = (ops.cast(each[part_M], features_BKHD.dtype) for each in (self.weight, self.bias))
+        if weight_MWDE.shape[0] == 1:
+            return ops.einsum("bkwhd,wde->bkhe", windows_BKWHD, weight_MWDE[0]) + bias_ME
+        return ops.einsum("bkwhd,hwde->bkhe", windows_BKWHD, weight_MWDE) + bias_ME
 
 
 class PoolingProjection(Projection):
@@ -316,6 +379,7 @@ def make_projection(
     sharing: str = "headwise",
     num_heads: int = 1,
     rescale: bool = False,
+    head_dim: int | None = None,
     **kwargs: Any,
 ) -> Projection:
     """Create the projection of a layer or, with `sharing="layerwise"`, one that a model passes to its layers.
@@ -334,5 +398,6 @@ def make_projection(
         sharing=sharing,
         num_kv_heads=num_heads,
         rescale=rescale,
+        head_dim=head_dim,
         **kwargs,
     )

@@ -70,7 +70,8 @@ def key_costs(
     rows, times = projection.rows(length), 2 if separate and projection.matrices == 1 else 1
     costs: dict[KeyOrder, int] = {
         "sequence first": times * projection.multiply_adds_per_channel(length) * channels
-        + 2 * rows * channels * features
+        + 2 * projection.rows_of_features(length) * channels * features
+        + projection.finish_multiply_adds(length, features)
     }
     if isinstance(projection, DenseProjection):
         costs["features first"] = (
@@ -256,7 +257,7 @@ class LinformerAttention(MultiHeadLayer):
         keys, values, present = (self._sequence_first if order == "sequence first" else self._features_first)(
             projection, context, value, lengths_B
         )
-        keys, values = projection.with_row_bias(keys, values)
+        keys, values = projection.finish(keys, values)
         if lengths_B is not None:
             is_empty_B = lengths_B == 0
             values = values.masked_fill(is_empty_B[:, None, None, None], 0)
@@ -339,13 +340,12 @@ class LinformerAttention(MultiHeadLayer):
         self, projection: Projection, context_BNC: Tensor, value_BNC: Tensor | None, lengths_B: Tensor | None
     ) -> KeysValues:
         """`(Eᵀ X) W + b`."""
-        E, F = projection.key_slice(), projection.value_slice()
         if value_BNC is None:
             rows_BMKC, present_BK = projection(context_BNC, lengths_B)
-            key_rows, value_rows = rows_BMKC[:, E], rows_BMKC[:, F]
+            key_rows, value_rows = projection.split_rows(rows_BMKC)
         else:
-            key_rows, present_BK = projection.part(E)(context_BNC, lengths_B)
-            value_rows = projection.part(F)(value_BNC, lengths_B).rows_BMKC
+            key_rows, present_BK = projection.part(projection.key_slice())(context_BNC, lengths_B)
+            value_rows = projection.part(projection.value_slice())(value_BNC, lengths_B).rows_BMKC
         keys_BGKD = self._project_rows(self.key, key_rows)
         values_BGKD = self._project_rows(self.value, value_rows)
         return KeysValues(keys_BGKD, values_BGKD, present_BK)

@@ -306,12 +306,11 @@ class CausalLinformerAttention(MultiHeadLayer):
             return Summaries(tokens.keys_BPF[:, :finished], tokens.values_BPF[:, :finished])
         x_BPC = x_BPC[:, :finished] if is_static(length) else F.pad(x_BPC, (0, 0, 0, finished - length))
         blocks_XNC = x_BPC.reshape(batch * blocks, self.block_length, self.embed_dim)
-        rows_XMKC = projection(blocks_XNC).rows_BMKC
-
-        keys_XGKD = self._project_rows(self.key, rows_XMKC[:, projection.key_slice()])
-        values_XGKD = self._project_rows(self.value, rows_XMKC[:, projection.value_slice()])
-        shape = (batch, blocks * rows_XMKC.shape[2], self.num_kv_heads * self.head_dim)
-        keys_XGKD, values_XGKD = projection.with_row_bias(keys_XGKD, values_XGKD)
+        key_rows_XMKC, value_rows_XMKC = projection.split_rows(projection(blocks_XNC).rows_BMKC)
+        keys_XGKD, values_XGKD = projection.finish(
+            self._project_rows(self.key, key_rows_XMKC), self._project_rows(self.value, value_rows_XMKC)
+        )
+        shape = (batch, blocks * keys_XGKD.shape[2], self.num_kv_heads * self.head_dim)
         return Summaries(*(rows.transpose(1, 2).reshape(shape) for rows in (keys_XGKD, values_XGKD)))
 
     def _attend_to_all(self, query_BTF: Tensor, tokens: Tokens) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention_linformer import LinformerAttention
-from .multihead_linformer import is_plain_linear, linear_into
+from .multihead_linformer import is_plain_linear, linear_into, make_shared_projection
 from .options_linformer import (
     CHECKPOINTING_OF_REVERSIBLE,
     POST_NORM_IS_NOT_REVERSIBLE,
@@ -20,7 +20,7 @@ from .options_linformer import (
     positive_integer,
     probability,
 )
-from .projection_linformer import Projection, make_projection
+from .projection_linformer import Projection
 from .reversible_linformer import Sublayer, can_recompute, reversible
 from .validation_linformer import boolean_mask, check_features, compute_dtype
 
@@ -177,7 +177,7 @@ class LinformerEncoder(nn.Module):
         self.reversible = reversible
         self.embed_dim = embed_dim
         self.gradient_checkpointing = boolean("gradient_checkpointing", gradient_checkpointing)
-        self.layers = nn.ModuleList(
+        layers = [
             LinformerEncoderLayer(
                 LinformerAttention(
                     embed_dim,
@@ -198,19 +198,11 @@ class LinformerEncoder(nn.Module):
                 norm_first,
             )
             for length in lengths
-        )
+        ]
+        self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(embed_dim) if has_norm else None
-        self.projection = None
         Projection.check_lengths(projection, lengths, sharing)
-        if sharing == "layerwise":
-            self.projection = make_projection(
-                projection,
-                embed_dim=embed_dim,
-                max_length=max_length,
-                projected_length=max(lengths),
-                sharing=sharing,
-                rescale=rescale,
-            )
+        self.projection = make_shared_projection(layer.attention for layer in layers)
 
     @staticmethod
     def _projected_lengths(projected_length: int | Sequence[int], depth: int) -> list[int]:

@@ -6,7 +6,7 @@ Shapes: B batch, N length, C hidden size, W width of the embeddings, K projected
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -33,13 +33,12 @@ from .cache_linformer import LinformerCache, LinformerCacheLayer
 from .causal_linformer import CausalLinformerAttention
 from .configuration_linformer import LinformerConfig
 from .encoder_linformer import Attended, feed_forward
-from .multihead_linformer import MultiHeadLayer
+from .multihead_linformer import make_shared_projection
 from .options_linformer import CHECKPOINTING_OF_REVERSIBLE, positive_integer
 from .projection_linformer import (
     Projection,
     at_least_float32,
     is_static,
-    make_projection,
     real_tokens_first,
     repeated_rows,
 )
@@ -138,12 +137,6 @@ def make_causal_attention(config: LinformerConfig) -> CausalLinformerAttention:
     if config.decoder_attention == "full":
         options |= {"projection": "none", "sharing": "headwise"}
     return CausalLinformerAttention(**options)
-
-
-def make_shared_projection(attentions: Iterable[MultiHeadLayer]) -> Projection | None:
-    """With `sharing="layerwise"`, the projection of all layers: as large as the largest of them needs."""
-    options = max(attentions, key=lambda attention: attention.projected_length).shared_projection_options
-    return None if options is None else make_projection(**options)
 
 
 class LinformerFeedForward(nn.Module):

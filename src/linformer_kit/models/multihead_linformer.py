@@ -4,6 +4,7 @@ Shapes: B batch, L queries, K rows, M matrices, H heads, G key-value heads, D he
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -116,6 +117,7 @@ class MultiHeadLayer(nn.Module):
             "projected_length": projected_length,
             "sharing": sharing,
             "rescale": rescale,
+            "head_dim": self.head_dim,
         }
         # the model owns a shared projection and passes it to the layers; registered in each, it could not be saved
         self.shared_projection_options = options if sharing == "layerwise" else None
@@ -167,6 +169,9 @@ class MultiHeadLayer(nn.Module):
         if given.sized_by_width:
             needed["embed_dim"] = self.context_dim
         needed.pop("projected_length", None)  # larger ones are cut
+        needed.pop("head_dim", None)
+        if given.sized_by_head:
+            needed["head_dim"] = self.head_dim
         for name, value in needed.items():
             if given.options is not None and given.options[name] != value:
                 raise ValueError(
@@ -216,3 +221,9 @@ class MultiHeadLayer(nn.Module):
             f"embed_dim={self.embed_dim}, {context}num_heads={self.num_heads}, head_dim={self.head_dim}, "
             f"num_kv_heads={self.num_kv_heads}, sharing={self.sharing!r}, dropout={self.dropout}"
         )
+
+
+def make_shared_projection(attentions: Iterable[MultiHeadLayer]) -> Projection | None:
+    """With `sharing="layerwise"`, the projection of all layers: as large as the largest of them needs."""
+    options = max(attentions, key=lambda attention: attention.projected_length).shared_projection_options
+    return None if options is None else make_projection(**options)

@@ -119,6 +119,7 @@ class ProjectionFacts:
     can_rescale: ClassVar[bool] = False  # `rescale` has a meaning
     sized_by_max_length: ClassVar[bool] = False  # the shape of the weights depends on `max_length`
     sized_by_width: ClassVar[bool] = False  # the shape of the weights depends on `embed_dim`
+    sized_by_head: ClassVar[bool] = False  # the shape of the weights depends on `head_dim`
     can_be_cut: ClassVar[bool] = True  # layers with smaller K can use a part of it
     has_own_learning_rate: ClassVar[bool] = False  # the weights are trained with `training.projection_rate`
     matrix_depends_on: ClassVar[Literal["length", "input"] | None] = None  # what E follows from; None: there is no E
@@ -183,6 +184,7 @@ class ProjectionFacts:
         sharing: str,
         num_kv_heads: int,
         rescale: bool,
+        head_dim: int | None = None,
         **kwargs: Any,
     ) -> Self:
         """An instance of the registered class, built with `kwargs` and those options that its constructor names."""
@@ -192,6 +194,7 @@ class ProjectionFacts:
             "max_length": max_length,
             "projected_length": projected_length,
             "rescale": rescale,
+            "head_dim": positive_integer("head_dim", embed_dim if head_dim is None else head_dim),
         }
         matrices = {"matrices": matrix_count(sharing, positive_integer("num_kv_heads", num_kv_heads))}
         kind = cls.kinds[projection]

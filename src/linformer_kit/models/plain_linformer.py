@@ -32,10 +32,11 @@ def plain_attention(
     projection = layer.projection if projection is None else projection.cut(layer.projected_length)
     assert projection is not None
     rows_BMKC = projection(x_BLC if context_BNC is None else context_BNC).rows_BMKC
+    key_rows_BMKC, value_rows_BMKC = projection.split_rows(rows_BMKC)
     query_BHLD = split_heads(layer.query(x_BLC), layer.num_heads)
-    keys_BGKD = key_value_features(layer, layer.key, rows_BMKC[:, projection.key_slice()])
-    values_BGKD = key_value_features(layer, layer.value, rows_BMKC[:, projection.value_slice()])
-    keys_BHKD, values_BHKD = for_every_head(layer, *projection.with_row_bias(keys_BGKD, values_BGKD))
+    keys_BGKD = key_value_features(layer, layer.key, key_rows_BMKC)
+    values_BGKD = key_value_features(layer, layer.value, value_rows_BMKC)
+    keys_BHKD, values_BHKD = for_every_head(layer, *projection.finish(keys_BGKD, values_BGKD))
     weights_BHLK = (query_BHLD @ keys_BHKD.mT / math.sqrt(layer.head_dim)).softmax(dim=-1)
     return layer.output((weights_BHLK @ values_BHKD).transpose(1, 2).flatten(2))
 
@@ -54,22 +55,22 @@ def plain_causal_attention(
     assert projection is not None
     # without a projection, one block that is never finished: each earlier token is visible
     block = length + 1 if isinstance(projection, NoProjection) else layer.block_length
-    tokens_BMNC = x_BNC[:, None].expand(-1, projection.matrices, -1, -1)
-    summaries = [projection(x_BNC[:, end - block : end]).rows_BMKC for end in range(block, length + 1, block)]
-    slots = summaries[0].shape[2] if summaries else 1
+    blocks = [x_BNC[:, end - block : end] for end in range(block, length + 1, block)]
+    slots = projection.rows(block)
     position_N1, token_N = torch.arange(length)[:, None], torch.arange(length)
-    summary_S = torch.arange(len(summaries) * slots)
+    summary_S = torch.arange(len(blocks) * slots)
     is_finished_NS = summary_S // slots < position_N1 // block
     is_before_NN = (token_N <= position_N1) & (token_N // block == position_N1 // block)
     visible_NX = torch.cat([is_finished_NS, is_before_NN], dim=1).to(x_BNC.device)
     query_BHND = split_heads(layer.query(x_BNC), layer.num_heads)
 
-    def features(rows_BMXC: Tensor) -> tuple[Tensor, Tensor]:
-        keys_BGXD = key_value_features(layer, layer.key, rows_BMXC[:, projection.key_slice()])
-        return keys_BGXD, key_value_features(layer, layer.value, rows_BMXC[:, projection.value_slice()])
+    def features(key_rows_BMXC: Tensor, value_rows_BMXC: Tensor) -> tuple[Tensor, Tensor]:
+        keys_BGXD = key_value_features(layer, layer.key, key_rows_BMXC)
+        return keys_BGXD, key_value_features(layer, layer.value, value_rows_BMXC)
 
-    summarized = [projection.with_row_bias(*features(rows_BMKC)) for rows_BMKC in summaries]
-    parts = zip(*summarized, features(tokens_BMNC), strict=True)
+    rows = [projection.split_rows(projection(block_BNC).rows_BMKC) for block_BNC in blocks]
+    summaries = [projection.finish(*features(*key_and_value_rows)) for key_and_value_rows in rows]
+    parts = zip(*summaries, features(x_BNC[:, None], x_BNC[:, None]), strict=True)
     keys_BHXD, values_BHXD = for_every_head(layer, *(torch.cat(part, dim=2) for part in parts))
     scores_BHNX = (query_BHND @ keys_BHXD.mT / math.sqrt(layer.head_dim)).masked_fill(~visible_NX, -torch.inf)
     return layer.output((scores_BHNX.softmax(dim=-1) @ values_BHXD).transpose(1, 2).flatten(2))

@@ -1,12 +1,12 @@
 """The projections E and F, one class for each kind.
 
 A projection turns the N tokens of an example into K rows, along the sequence. Dense projections (linear, affine,
-random, dynamic) are matrices, which can be applied to tokens or to their keys and values. The others (conv, mean, max)
-pool the tokens.
+random, dynamic) are matrices, which can be applied to tokens or to their keys and values. The others (conv, head_conv,
+mean, max) work on windows of tokens.
 
-Shapes: B batch, N length, K projected length, M matrices, W window, G key-value heads, C model size. There are no
-masks here: the real tokens of each example come first (`real_tokens_first`), then zeros. `lengths_B` is the number of
-real tokens; None means that all N are real.
+Shapes: B batch, N length, K projected length, M matrices, W window, G key-value heads, D head size, C model size.
+There are no masks here: the real tokens of each example come first (`real_tokens_first`), then zeros. `lengths_B` is
+the number of real tokens; None means that all N are real.
 """
 
 import math
@@ -19,7 +19,7 @@ from .options_linformer import ProjectionFacts, checked_options, list_names
 
 
 class Projected(NamedTuple):
-    """The K rows that represent the N tokens."""
+    """The K rows that represent the N tokens, to be multiplied by W_K and W_V."""
 
     rows_BMKC: Tensor
     present_BK: Tensor | None  # False at rows without a real token, which the softmax skips; None: no such rows
@@ -61,6 +61,27 @@ def windows(length: int, window: int) -> int:
     return -(-length // window) if is_static(length) else length // window + 2
 
 
+def padded_to_windows(x_BNC: Tensor, window: int) -> Tensor:
+    """(B, N, C) to (B, K·W, C): zeros fill the last window."""
+    length = x_BNC.shape[1]
+    return nn.functional.pad(x_BNC, (0, 0, 0, windows(length, window) * window - length))
+
+
+def split_windows(x: Tensor, window: int) -> Tensor:
+    """(..., K·W, C) to (..., K, W, C)."""
+    if is_static(x.shape[-2]):
+        return x.unflatten(-2, (-1, window))
+    # the same view; its gradient is slower, but the exporter can prove that the shape is valid
+    return x.unfold(-2, window, window).transpose(-1, -2)
+
+
+def real_tokens_in_windows(length: int, window: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
+    """(B, K): how many tokens of each window are real; (1, K) if all tokens are."""
+    first_K = torch.arange(windows(length, window), device=device) * window
+    real_B1 = torch.full((1, 1), length, device=device) if lengths_B is None else lengths_B[:, None]
+    return (real_B1 - first_K).clamp(min=0, max=window)
+
+
 def real_positions(length: int, lengths_B: Tensor) -> Tensor:
     """(B, N), True at the first `lengths_B` positions."""
     return torch.arange(length, device=lengths_B.device) < lengths_B[:, None]
@@ -90,6 +111,14 @@ def neighbor_means(columns: Tensor, count: int) -> Tensor:
     return torch.cat(means, dim=-1) if larger else means[1]
 
 
+def resized_taps(taps_MWC: Tensor, window: int) -> Tensor:
+    """(M, W, C) to (M, window, C), interpolated, with the same sum."""
+    taps_MCW = nn.functional.interpolate(
+        taps_MWC.detach().transpose(1, 2), size=window, mode="linear", align_corners=False
+    )
+    return taps_MCW.transpose(1, 2) * (taps_MWC.shape[1] / window)
+
+
 def scaled(rows: Tensor, scale: Tensor) -> Tensor:
     """`rows · scale`, computed in the dtype of the scale, which float16 may not hold, and cast to that of the rows."""
     return (rows * scale).to(rows.dtype)
@@ -100,7 +129,7 @@ class Projection(ProjectionFacts, nn.Module):
 
     A subclass registers itself with `class FirstTokens(Projection, kind="first")` and states its facts as class
     attributes (see `ProjectionFacts`). The parameters of its constructor are named after the options they receive:
-    any of `embed_dim`, `max_length`, `projected_length`, `matrices` and `rescale`.
+    any of `embed_dim`, `head_dim`, `max_length`, `projected_length`, `matrices` and `rescale`.
     """
 
     kinds: ClassVar[dict[str, type["Projection"]]] = {}
@@ -131,9 +160,17 @@ class Projection(ProjectionFacts, nn.Module):
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
 
-    def with_row_bias(self, keys_BGKD: Tensor, values_BGKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the rows, after W_K and W_V, plus the biases of `affine`; unchanged for other kinds."""
+    def finish(self, keys_BGKD: Tensor, values_BGKD: Tensor) -> tuple[Tensor, Tensor]:
+        """What follows W_K and W_V: the bias of `affine`, the kernel of `head_conv`; nothing for other kinds."""
         return keys_BGKD, values_BGKD
+
+    def finish_multiply_adds(self, length: int, features: int) -> int:
+        """The multiply-adds of `finish` for one example; `features` is G·D."""
+        return 0
+
+    def rows_of_features(self, length: int) -> int:
+        """The number of rows that are multiplied by W_K and W_V."""
+        return self.rows(length)
 
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
         """E for the keys of one example, (N, G, K); for kinds whose `matrix_depends_on` is "length", only N matters."""
@@ -204,6 +241,10 @@ class Projection(ProjectionFacts, nn.Module):
         view = type(self).__new__(type(self))  # copy.copy cannot be compiled
         view.__dict__.update({**self.__dict__, "_parameters": {}, "_buffers": {}, **tensors, **attributes})
         return view
+
+    def split_rows(self, rows_BMKC: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of the keys and those of the values; for each, M is 1 or G."""
+        return rows_BMKC[:, self.key_slice()], rows_BMKC[:, self.value_slice()]
 
     def key_slice(self) -> slice:
         """The matrices, out of M, that are E."""
@@ -328,7 +369,7 @@ class AffineProjection(LinearProjection, kind="affine"):
     def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         return weight.detach().clone() if weight is self.bias else super().resized_weight(weight, max_length)
 
-    def with_row_bias(self, keys_BGKD: Tensor, values_BGKD: Tensor) -> tuple[Tensor, Tensor]:
+    def finish(self, keys_BGKD: Tensor, values_BGKD: Tensor) -> tuple[Tensor, Tensor]:
         # under autocast, the sum would have the precision of the bias
         bias_MK1 = self.bias[..., None].to(keys_BGKD.dtype)
         return keys_BGKD + bias_MK1[self.key_slice()], values_BGKD + bias_MK1[self.value_slice()]
@@ -416,18 +457,15 @@ class ConvProjection(Projection, kind="conv"):
 
     def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
         raise ValueError(
-            f"projection='conv' with projected_length={self.projected_length} cannot be cut to {projected_length} "
-            f"rows: its kernel of max_length / projected_length = {self.window} taps fixes the number of rows; build "
-            f"it with projected_length={projected_length}, or use projection='linear', 'dynamic' or 'mean'"
+            f"projection={self.kind!r} with projected_length={self.projected_length} cannot be cut to "
+            f"{projected_length} rows: its kernel of max_length / projected_length = {self.window} taps fixes the "
+            f"number of rows; build it with projected_length={projected_length}, or use projection='linear', "
+            "'dynamic' or 'mean'"
         )
 
     def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         assert self.options is not None
-        window = -(-max_length // self.options["projected_length"])
-        taps_MCW = nn.functional.interpolate(
-            weight.detach().transpose(1, 2), size=window, mode="linear", align_corners=False
-        )
-        return taps_MCW.transpose(1, 2) * (self.window / window)
+        return resized_taps(weight, -(-max_length // self.options["projected_length"]))
 
     def rows(self, length: int) -> int:
         return windows(length, self.window)
@@ -436,36 +474,100 @@ class ConvProjection(Projection, kind="conv"):
         return self.matrices * self.rows(length) * self.window
 
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
-        length, rows = x_BNC.shape[1], self.rows(x_BNC.shape[1])
-        padded_BNC = nn.functional.pad(x_BNC, (0, 0, 0, rows * self.window - length))
-        if is_static(length):
-            windows_BKWC = padded_BNC.unflatten(1, (rows, self.window))
-        else:  # the same view; its gradient is slower, but the exporter can prove that the shape is valid
-            windows_BKWC = padded_BNC.unfold(1, self.window, self.window).movedim(-1, 2)
+        windows_BKWC = split_windows(padded_to_windows(x_BNC, self.window), self.window)
         # one pass over X for each matrix: einsum would compute C small products, which is many times slower
         rows_BMKC = torch.stack([(windows_BKWC * taps_WC).sum(dim=2) for taps_WC in self.weight], dim=1)
-        row_K1, tap_W = torch.arange(rows, device=x_BNC.device)[:, None], torch.arange(self.window, device=x_BNC.device)
-        position_KW = row_K1 * self.window + tap_W
-        if lengths_B is None:
-            is_real_BKW, present_BK = (position_KW < length)[None], None
-        else:
-            is_real_BKW = position_KW < lengths_B[:, None, None]
-            present_BK = is_real_BKW.any(dim=-1)
+        real_BK = real_tokens_in_windows(x_BNC.shape[1], self.window, lengths_B, x_BNC.device)
         if self.rescale:
-            rows_BMKC = scaled(rows_BMKC, self._column_scale(is_real_BKW))
-        return Projected(rows_BMKC, present_BK)
+            rows_BMKC = scaled(rows_BMKC, self._column_scale(real_BK))
+        return Projected(rows_BMKC, None if lengths_B is None else real_BK > 0)
 
-    def _column_scale(self, is_real_BKW: Tensor) -> Tensor:
-        """‖taps‖ / ‖taps of real tokens‖, per window and channel: (B, M, K, C)."""
+    def _column_scale(self, real_BK: Tensor) -> Tensor:
+        """‖taps‖ / ‖taps of real tokens‖, per window and channel: (B, M, K, C); real tokens come first in a window."""
         squares_MWC = at_least_float32(self.weight).square()
-        real_BK = is_real_BKW.sum(dim=-1).clamp(min=1)  # real tokens come first in every window
-        real_BMKC = squares_MWC.cumsum(dim=1)[:, real_BK - 1].transpose(0, 1)
+        real_BMKC = squares_MWC.cumsum(dim=1)[:, real_BK.clamp(min=1) - 1].transpose(0, 1)
         return sqrt_ratio(squares_MWC.sum(dim=1)[:, None], real_BMKC)
 
     def extra_repr(self) -> str:
         return (
             f"embed_dim={self.weight.shape[2]}, window={self.window}, matrices={self.matrices}, rescale={self.rescale}"
         )
+
+
+class HeadConvProjection(Projection, kind="head_conv"):
+    """A convolution along the keys and values of each head, which mixes its features; kernel and stride as in `conv`.
+
+    `key_k = Σ_w (x_{kW+w} W_K + b_K) B_w + b`, where x is zero past the end: `nn.Conv1d(D, D, W, stride=W)` after W_K,
+    as in `linformer-pytorch`. W_K and W_V are applied to all N tokens, and only `finish` leaves K rows.
+    """
+
+    sized_by_max_length = True
+    sized_by_head = True
+    can_be_cut = False
+    matrix_axis = 0
+    why_no_matrix = "mixes the features of each head in windows"
+
+    def __init__(self, head_dim: int, max_length: int, projected_length: int, matrices: int):
+        super().__init__()
+        self.projected_length = projected_length
+        self.window = -(-max_length // projected_length)
+        self.matrices = matrices
+        self.weight = nn.Parameter(torch.empty(matrices, self.window, head_dim, head_dim))
+        self.bias = nn.Parameter(torch.empty(matrices, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # means plus noise, as in LinearProjection
+        _, window, head_dim, _ = self.weight.shape
+        identity_DD = torch.eye(head_dim, device=self.weight.device, dtype=self.weight.dtype)
+        with torch.no_grad():
+            self.weight.normal_(std=0.1 / (window * math.sqrt(head_dim))).add_(identity_DD / window)
+        nn.init.zeros_(self.bias)
+
+    cut_weight = ConvProjection.cut_weight
+
+    def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
+        if weight is self.bias:
+            return weight.detach().clone()
+        assert self.options is not None
+        window = -(-max_length // self.options["projected_length"])
+        return resized_taps(weight.flatten(2), window).unflatten(2, weight.shape[2:])
+
+    def rows(self, length: int) -> int:
+        return windows(length, self.window)
+
+    def rows_of_features(self, length: int) -> int:
+        return self.rows(length) * self.window
+
+    def multiply_adds_per_channel(self, length: int) -> int:
+        return 0
+
+    def finish_multiply_adds(self, length: int, features: int) -> int:
+        return 2 * self.rows_of_features(length) * features * self.weight.shape[-1]
+
+    def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
+        """The tokens, (B, 1, K·W, C), for all matrices; `present_BK` is about the rows that `finish` leaves."""
+        tokens_B1NC = padded_to_windows(x_BNC, self.window)[:, None]
+        if lengths_B is None:
+            return Projected(tokens_B1NC, None)
+        return Projected(tokens_B1NC, real_tokens_in_windows(x_BNC.shape[1], self.window, lengths_B, x_BNC.device) > 0)
+
+    def split_rows(self, rows_BMKC: Tensor) -> tuple[Tensor, Tensor]:
+        return rows_BMKC, rows_BMKC
+
+    def finish(self, keys_BGND: Tensor, values_BGND: Tensor) -> tuple[Tensor, Tensor]:
+        return self._convolve(keys_BGND, self.key_slice()), self._convolve(values_BGND, self.value_slice())
+
+    def _convolve(self, features_BGND: Tensor, matrices: slice) -> Tensor:
+        """(B, G, K·W, D) to (B, G, K, D)."""
+        windows_BGKF = split_windows(features_BGND, self.window).flatten(-2)
+        weight_MFD, bias_M1D = self.weight[matrices].flatten(1, 2), self.bias[matrices][:, None]
+        rows_BGKD = windows_BGKF @ weight_MFD
+        # under autocast, the sum would have the precision of the bias
+        return rows_BGKD + bias_M1D.to(rows_BGKD.dtype)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.weight.shape[-1]}, window={self.window}, matrices={self.matrices}"
 
 
 class PoolingProjection(Projection):
@@ -570,8 +672,11 @@ def make_projection(
     sharing: str = "headwise",
     num_kv_heads: int = 1,
     rescale: bool = False,
+    head_dim: int | None = None,
 ) -> Projection:
     """Build the projection of one layer, or with `sharing="layerwise"` the one that all layers of a model share.
+
+    `embed_dim` is the width of the tokens, `head_dim` that of the heads (default: one head as wide as the tokens).
 
     >>> shared = make_projection("linear", embed_dim=64, max_length=1024, projected_length=32, sharing="layerwise")
     >>> shared(torch.zeros(2, 1000, 64)).rows_BMKC.shape
@@ -585,4 +690,5 @@ def make_projection(
         sharing=sharing,
         num_kv_heads=num_kv_heads,
         rescale=rescale,
+        head_dim=head_dim,
     )
