@@ -311,9 +311,9 @@ def linformer_pytorch_length(matrices: list[HeadMatrices], max_length: int | Non
     lengths = {max_length - max_length % window for window in windows}
     if max_length < windows[-1] or len(lengths) > 1:
         raise UserError(
-            f"max_length is {max_length}, but the kernels have {' and '.join(map(str, windows))} taps: the layers would "
-            "read different tokens, or none; pass the input_size of the model. If it is this, the model cannot be "
-            "converted, because its layers leave out different tokens at the end"
+            f"max_length is {max_length}, but the kernels have {' and '.join(map(str, windows))} taps: the layers "
+            "would read different tokens, or none; pass the input_size of the model. If it is this, the model cannot "
+            "be converted, because its layers leave out different tokens at the end"
         )
     (length,) = lengths
     if length < max_length:

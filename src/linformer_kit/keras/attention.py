@@ -67,7 +67,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     It accepts the arguments of `MultiHeadAttention`, has the same weights under the same names, and adds E and F:
 
     - `projection_dim`: the projected length K. None: full attention, computed by `MultiHeadAttention` itself.
-    - `projection`: "linear", "affine", "dynamic", "conv", "mean", "max" or "random".
+    - `projection`: "linear", "affine", "dynamic", "conv", "head_conv", "mean", "max" or "random".
     - `rescale`: see docs/mathematics.md.
     - `sharing`: "headwise" (E and F, shared by all heads), "kv" (E = F), "none" (E and F for each head), or "layerwise"
       (a subclass of `keras.Model` creates one with `make_projection` and passes it to every call as

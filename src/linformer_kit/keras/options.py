@@ -28,9 +28,9 @@ class Options:
     - `k`: projected length of keys and values; one number, or one per layer. `max_len`: maximum number of tokens.
     - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (default `d_model / n_heads`), `n_layers`: the sizes.
     - `full_attn`: use full attention; everything else stays the same.
-    - `projection`: "linear", "affine", "dynamic", "conv", "mean", "max" or "random". `sharing`: how E and F are
-      shared: "none", "headwise", "kv" or "layerwise". `rescale`: compensate for the rows of E that a short input leaves
-      unused.
+    - `projection`: "linear", "affine", "dynamic", "conv", "head_conv", "mean", "max" or "random". `sharing`: how E and
+      F are shared: "none", "headwise", "kv" or "layerwise". `rescale`: compensate for the rows of E that a short input
+      leaves unused.
     - `dropout`; `attention_dropout` (default `dropout`). `activation` of the feed-forward network: "gelu", "relu",
       "silu" or "tanh".
     - `positions`: "learned", "sinusoidal" or "none". `token_types`: number of token types; 0 for none.

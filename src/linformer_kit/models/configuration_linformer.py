@@ -64,8 +64,8 @@ class LinformerConfig(PreTrainedConfig):
       types): the sizes.
     - `embedding_size`: width of the embeddings, mapped to `hidden_size` before the first layer and back before the
       output layer of a language model; default `hidden_size`, without the two maps.
-    - `projection`: the kind of E and F: "linear", "affine", "dynamic", "conv", "mean", "max" or "random"; "none" for
-      full attention.
+    - `projection`: the kind of E and F: "linear", "affine", "dynamic", "conv", "head_conv", "mean", "max" or
+      "random"; "none" for full attention.
     - `projected_length`: K, the number of rows of keys and values; one number, or one for each layer. With
       `sharing="layerwise"`, the shared projection has the largest, and each layer uses a part of it (`Projection.cut`).
     - `sharing`: which E and F are shared: "none", "headwise", "kv" or "layerwise".
