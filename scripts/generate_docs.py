@@ -40,7 +40,7 @@ def description(path: Path) -> str:
 
 def is_listed(path: Path) -> bool:
     if path.is_dir():
-        return path.name != "__pycache__" and any(is_listed(inside) for inside in path.iterdir())
+        return not path.name.startswith((".", "__")) and any(is_listed(inside) for inside in path.iterdir())
     return path.suffix in (".py", ".yaml", ".md", ".html") and path.name != "__init__.py"
 
 

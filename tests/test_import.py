@@ -156,6 +156,12 @@ class TestLinformerPytorch:
         wrapped = nn.DataParallel(Padder(theirs)).state_dict()
         same_outputs(import_model(wrapped, "linformer-pytorch", full_attention=True), theirs, torch.randn(2, 20, 12))
 
+    def test_full_attention_does_not_use_the_kernels_of_a_convolution(self):
+        options = {"dim_k": 5, "nhead": 3, "k_reduce_by_layer": 2, "parameter_sharing": "kv", "depth": 2}
+        theirs = randomize(LinformerPytorchLM(30, 22, 12, method="convolution", full_attention=True, **options))
+        ours = import_model(theirs.state_dict(), "linformer-pytorch", full_attention=True, max_length=22)
+        same_outputs(ours, theirs, torch.randint(30, (2, 22)))
+
 
 class FairseqAttention(nn.Module):
     """The equations of `MultiheadLinearAttention` in fairseq's examples/linformer, batch first, without dropout."""
@@ -307,7 +313,7 @@ def test_a_model_is_loaded_by_transformers_and_starts_a_run(tmp_path, quick, res
         "sharing layerwise, 9,563 parameters"
     )
     assert assumed.startswith("Not in the file, so assumed: activation gelu; causal=False, decoder_mode=False")
-    assert following == f"Fine-tune it: linformer train CONFIG model.from={ours}"
+    assert following == f'Fine-tune it: linformer train CONFIG "model={{from: {ours}}}"'
     ids = torch.randint(300, (2, 20))
     for model in (AutoModelForMaskedLM.from_pretrained(ours), load_imported(ours)):
         assert_close(model(ids).logits, theirs(ids), atol=1e-5, rtol=1e-5)
@@ -391,13 +397,19 @@ def test_a_file_of_another_package_is_named(original, package):
             "method='no_params', linformer-pytorch does not save E",
         ),
         (with_convolution, "linformer-pytorch", {}, "maximum length is missing.*only tell input_size / dim_k = 4;"),
-        (with_convolution, "linformer-pytorch", {"max_length": 3}, "max_length is 3, but the kernels have 4 taps"),
+        (
+            with_convolution,
+            "linformer-pytorch",
+            {"max_length": 3},
+            "max_length is 3, but the kernels have 4 taps; pass the input_size",
+        ),
         (
             lambda: LinformerPytorch(20, 12, 6, nhead=3, method="convolution", depth=2, **CUT_DIFFERENTLY),
             "linformer-pytorch",
             {"max_length": 20},
-            "max_length is 20, but the kernels have 3 and 5 taps: the layers would read different tokens",
+            "max_length is 20, but the kernels have 3 and 5 taps: each layer leaves out other tokens",
         ),
+        (with_convolution, "linformer-pytorch", {"max_length": "20"}, "max_length is '20'; it must be an integer"),
         (
             ORIGINALS["linformer-pytorch"],
             "linformer-pytorch",

@@ -41,6 +41,7 @@ FACTS = {
     "sized_by_max_length": {"linear", "affine", "random", "conv", "head_conv"},
     "sized_by_width": {"dynamic", "conv"},
     "sized_by_head": {"head_conv"},
+    "is_features_first": {"head_conv"},
     "can_be_cut": {"linear", "affine", "random", "dynamic", "mean", "max", "none"},
     "has_own_learning_rate": {"linear", "affine"},
     "matrix_depends_on": {"linear", "affine", "random", "dynamic", "mean"},
@@ -102,6 +103,17 @@ def test_a_cut_projection_owns_no_parameters():
     assert shared.projected_length == 6
     cut(torch.randn(1, 12, 8)).rows_BMKC.sum().backward()
     assert (shared.weight.grad != 0).all()  # every column of the shared matrix learns
+
+
+@pytest.mark.parametrize("kind", ["conv", "head_conv"])
+@pytest.mark.parametrize("length", [3, 8, 11, 13, 24])
+def test_a_resized_kernel_has_the_same_sum(kind, length):
+    projection = randomize(make_projection(kind, embed_dim=6, max_length=12, projected_length=3))
+    resized = projection.resized(length)
+    assert resized.window == -(-length // 3)
+    assert_close(resized.weight.sum(dim=1), projection.weight.sum(dim=1))
+    if length % 12 == 0:  # each tap in equal parts, which make it again
+        assert_close(resized.resized(12).weight, projection.weight)
 
 
 def test_a_kind_is_registered_once(monkeypatch):

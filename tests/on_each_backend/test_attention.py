@@ -369,6 +369,34 @@ def test_a_functional_model_does_not_save_a_shared_projection(tmp_path):
 
 
 @only_torch
+@pytest.mark.parametrize(
+    ("projection", "changes", "message"),
+    [
+        ("head_conv", {"head_dim": None}, "has head_dim=8 but this layer has 4"),
+        ("conv", {"embed_dim": 6}, "has embed_dim=6 but this layer has 8"),
+        ("conv", {"max_length": 6}, "has max_length=6 but this layer has 9"),
+    ],
+)
+def test_a_shared_projection_has_the_sizes_of_the_layer(projection, changes, message):
+    sizes = {"embed_dim": 8, "head_dim": 4, "max_length": 9, "projected_length": 3, "sharing": "layerwise"}
+    layer = LinearMultiHeadAttention(2, 4, 3, sharing="layerwise", projection=projection, max_length=9)
+    x = normal(2, 9, 8)
+    assert layer(x, x, shared_projection=make_projection(projection, **sizes)).shape == x.shape
+    with pytest.raises(ValueError, match=message):
+        layer(x, x, shared_projection=make_projection(projection, **{**sizes, **changes}))
+
+
+@only_torch
+@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
+def test_head_conv_needs_heads_of_one_width(sharing):
+    layer = LinearMultiHeadAttention(2, 4, 3, value_dim=5, sharing=sharing, projection="head_conv", max_length=9)
+    with pytest.raises(
+        ValueError, match="key_dim is 4 and value_dim 5, but projection='head_conv' needs heads of equal"
+    ):
+        layer(normal(2, 9, 8), normal(2, 9, 8))
+
+
+@only_torch
 @pytest.mark.parametrize("sharing", ["headwise", "none"])
 def test_int8_is_close_and_activities_are_regularized(sharing):
     x = normal(2, 9, 8)

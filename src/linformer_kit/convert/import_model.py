@@ -14,7 +14,7 @@ from ..files import atomic_directory, check_writable, read_json, write_text
 from ..models.attention_linformer import LinformerAttention
 from ..models.encoder_linformer import LinformerEncoder
 from ..models.modeling_linformer import LinformerForMaskedLM, LinformerModel
-from ..models.options_linformer import choice
+from ..models.options_linformer import choice, positive_integer
 from .packages import PACKAGES, Options, read_weights
 from .tensor_files import read_tensors, state_dict_of
 from .weights import Weights
@@ -78,6 +78,8 @@ def convert(
         choice("source", package, PACKAGES)
         if options.activation is not None:
             choice("activation", options.activation, ACTIVATIONS)
+        if options.max_length is not None:
+            positive_integer("max_length", options.max_length)
     except ValueError as error:
         raise UserError(str(error)) from None
     if output is not None:
@@ -189,5 +191,6 @@ def describe(module: nn.Module, weights: Weights, package: str, output: Path) ->
         lines.append(f'Load it in Python: linformer_kit.load_imported("{output}")')
     else:
         tokenizer = "" if (output / "tokenizer_config.json").is_file() else " tokenizer.from=TOKENIZER"
-        lines.append(f"Fine-tune it: linformer train CONFIG model.from={output}{tokenizer}")
+        # in place of the whole section `model`, whose sizes a saved model determines
+        lines.append(f'Fine-tune it: linformer train CONFIG "model={{from: {output}}}"{tokenizer}')
     return "\n".join(lines)

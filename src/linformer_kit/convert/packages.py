@@ -235,7 +235,7 @@ def read_linformer_pytorch(source: Source, options: Options) -> Weights:
             break
     if not matrices:
         incomplete(source, "linformer-pytorch")
-    length, heads_of_all = linformer_pytorch_length(matrices, options.max_length), len(matrices[0])
+    length, heads_of_all = linformer_pytorch_length(matrices, options), len(matrices[0])
     outside: dict[str, Tensor] = {}
     if is_model:
         # sines, then cosines, of position / 100000^(2i / width): stored as learned positions
@@ -294,32 +294,36 @@ def linformer_pytorch_matrix(source: Source, name: str) -> Matrix:
     return Matrix(weight.permute(*reversed(range(weight.dim()))), bias)  # a linear map, or with 3 axes a convolution
 
 
-def linformer_pytorch_length(matrices: list[HeadMatrices], max_length: int | None) -> int:
+def linformer_pytorch_length(matrices: list[HeadMatrices], options: Options) -> int:
     """The maximum length: N of a matrix; with kernels, which do not tell it, the given one, cut to whole windows."""
-    first = matrices[0][0][0]
+    first, given = matrices[0][0][0], options.max_length
     if first.projection != "head_conv":
         length = first.weight.shape[0]
-        if max_length not in (None, length):
-            raise UserError(f"max_length is {max_length}, but the file is for {length} tokens; leave it out")
+        if given not in (None, length):
+            raise UserError(f"max_length is {given}, but the file is for {length} tokens; leave it out")
         return length
     windows = sorted({heads[0][0].weight.shape[0] for heads in matrices})
-    if max_length is None:
+    taps = " and ".join(map(str, windows))
+    if given is None:
         raise UserError(
-            f"the maximum length is missing: the model was built with method='convolution', whose kernels only tell "
-            f"input_size / dim_k = {windows[0]}; pass --max-length, in Python max_length=, the input_size of the model"
+            "the maximum length is missing: the model was built with method='convolution', whose kernels only tell "
+            f"input_size / dim_k = {taps}; pass --max-length, in Python max_length=, the input_size of the model"
         )
-    lengths = {max_length - max_length % window for window in windows}
-    if max_length < windows[-1] or len(lengths) > 1:
+    if given < windows[-1]:
+        raise UserError(f"max_length is {given}, but the kernels have {taps} taps; pass the input_size of the model")
+    if options.full_attention:  # the kernels are not used
+        return given
+    lengths = {given - given % window for window in windows}
+    if len(lengths) > 1:
         raise UserError(
-            f"max_length is {max_length}, but the kernels have {' and '.join(map(str, windows))} taps: the layers "
-            "would read different tokens, or none; pass the input_size of the model. If it is this, the model cannot "
-            "be converted, because its layers leave out different tokens at the end"
+            f"max_length is {given}, but the kernels have {taps} taps: each layer leaves out other tokens at the end, "
+            "which our layers do not; if the input_size of the model is another, pass it"
         )
     (length,) = lengths
-    if length < max_length:
+    if length < given:
         warnings.warn(
-            f"the kernels have {windows[0]} taps, so the keys of the original are those of the first {length} of "
-            f"{max_length} tokens; the converted model is for {length} tokens, with the same outputs for them",
+            f"the kernels have {taps} taps, so the keys of the original are those of the first {length} of {given} "
+            f"tokens; the converted model is for {length} tokens, with the same outputs for them",
             stacklevel=2,
         )
     return length

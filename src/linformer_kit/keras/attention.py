@@ -133,20 +133,16 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         gate = [self._gate_dense] if self._use_gate else []
         for layer in (self.query_dense, self.key_dense, self.value_dense, *gate):
             layer.supports_masking = True  # masks are applied before these layers; avoids a warning that they get lost
+        self.key_width = key_shape[-1]
+        self._check_widths(key_shape[-1], value_shape[-1])
         if self.sharing != "layerwise":
             self.max_length = self.max_length or self._length(value_shape)
-            self.projection = self._create_projection(value_shape[-1], key_shape[-1])
+            self.projection = self._create_projection(value_shape[-1])
             self.projection.build()
 
-    def _create_projection(self, value_width: int, key_width: int) -> Projection:
-        """E and F of this layer, not built yet."""
+    def _check_widths(self, key_width: int, value_width: int) -> None:
+        """Raise if keys and values have different widths, and the projection has weights for one width."""
         kind, kinds = self.projection_kind, Projection.kinds
-        if self.max_length is None and kinds[kind].sized_by_max_length:
-            others = list_names(name for name, cls in kinds.items() if not cls.sized_by_max_length)
-            raise ValueError(
-                f"the length of the keys is unknown, but projection={kind!r} needs the maximum length; set "
-                f"max_length=, or use projection={others}"
-            )
         if key_width != value_width and kinds[kind].sized_by_width:
             others = list_names(name for name, cls in kinds.items() if not cls.sized_by_width)
             raise ValueError(
@@ -159,9 +155,19 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 f"key_dim is {self.key_dim} and value_dim {self.value_dim}, but projection={kind!r} needs heads of "
                 f"equal widths; use projection={others}"
             )
+
+    def _create_projection(self, width: int) -> Projection:
+        """E and F of this layer, not built yet."""
+        kind, kinds = self.projection_kind, Projection.kinds
+        if self.max_length is None and kinds[kind].sized_by_max_length:
+            others = list_names(name for name, cls in kinds.items() if not cls.sized_by_max_length)
+            raise ValueError(
+                f"the length of the keys is unknown, but projection={kind!r} needs the maximum length; set "
+                f"max_length=, or use projection={others}"
+            )
         return make_projection(
             kind,
-            embed_dim=value_width,
+            embed_dim=width,
             max_length=self.max_length or 1,
             projected_length=self.projection_dim or 1,
             sharing=self.sharing,
@@ -314,6 +320,12 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             assert self.projection is not None
             return self.projection
         expected = {"projection": self.projection_kind, "projected_length": self.projection_dim, "sharing": "layerwise"}
+        sizes = {
+            "max_length": (self.max_length, shared_projection.sized_by_max_length and self.max_length is not None),
+            "embed_dim": (self.key_width, shared_projection.sized_by_width),
+            "head_dim": (self.key_dim, shared_projection.sized_by_head),
+        }
+        expected |= {name: size for name, (size, matters) in sizes.items() if matters}
         for name, value in expected.items():
             if shared_projection.options[name] != value:
                 raise ValueError(

@@ -384,6 +384,8 @@ def make_projection(
 ) -> Projection:
     """Create the projection of a layer or, with `sharing="layerwise"`, one that a model passes to its layers.
 
+    `embed_dim` is the width of the tokens, `head_dim` that of the heads (default: one head as wide as the tokens).
+
     >>> shared = make_projection("linear", embed_dim=64, max_length=1024, projected_length=32, sharing="layerwise")
     >>> tuple(shared(ops.zeros((2, 1000, 64))).rows_BMKC.shape)
     (2, 1, 32, 64)

@@ -68,8 +68,9 @@ def key_costs(
     `separate`: keys and values have their own tokens, so that a matrix E = F is applied to both.
     """
     rows, times = projection.rows(length), 2 if separate and projection.matrices == 1 else 1
+    order: KeyOrder = "features first" if projection.is_features_first else "sequence first"
     costs: dict[KeyOrder, int] = {
-        "sequence first": times * projection.multiply_adds_per_channel(length) * channels
+        order: times * projection.multiply_adds_per_channel(length) * channels
         + 2 * projection.rows_of_features(length) * channels * features
         + projection.finish_multiply_adds(length, features)
     }
@@ -254,7 +255,8 @@ class LinformerAttention(MultiHeadLayer):
         elif not is_static(context.shape[1]):  # there may be more windows than the tokens fill: see `windows`
             lengths_B = context.new_full(context.shape[:1], context.shape[1], dtype=torch.long)
         order = self._key_order(projection, context.shape[1], value is not None)
-        keys, values, present = (self._sequence_first if order == "sequence first" else self._features_first)(
+        is_reordered = order == "features first" and isinstance(projection, DenseProjection)
+        keys, values, present = (self._features_first if is_reordered else self._sequence_first)(
             projection, context, value, lengths_B
         )
         keys, values = projection.finish(keys, values)
@@ -326,7 +328,7 @@ class LinformerAttention(MultiHeadLayer):
         features = self.num_kv_heads * self.head_dim
         costs = key_costs(projection, length_to_plan(length), self.context_dim, features, separate)
         if not (is_plain_linear(self.key) and is_plain_linear(self.value)):
-            return "sequence first"
+            return next(iter(costs))  # the one that calls the linear layers
         return cheapest(costs)
 
     def _query_order(self, queries: int, rows: int) -> QueryOrder:
@@ -339,7 +341,7 @@ class LinformerAttention(MultiHeadLayer):
     def _sequence_first(
         self, projection: Projection, context_BNC: Tensor, value_BNC: Tensor | None, lengths_B: Tensor | None
     ) -> KeysValues:
-        """`(Eᵀ X) W + b`."""
+        """`(Eᵀ X) W + b`; for `head_conv`, whose rows are all tokens, `X W + b`."""
         if value_BNC is None:
             rows_BMKC, present_BK = projection(context_BNC, lengths_B)
             key_rows, value_rows = projection.split_rows(rows_BMKC)

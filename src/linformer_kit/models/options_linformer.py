@@ -117,6 +117,7 @@ class ProjectionFacts:
     has_matrices: ClassVar[bool] = True  # E and F are tensors, and `sharing` decides how many there are
     takes_any_length: ClassVar[bool] = True  # if not, inputs have at most `max_length` tokens
     can_rescale: ClassVar[bool] = False  # `rescale` has a meaning
+    is_features_first: ClassVar[bool] = False  # E is applied after W_K and W_V, never before
     sized_by_max_length: ClassVar[bool] = False  # the shape of the weights depends on `max_length`
     sized_by_width: ClassVar[bool] = False  # the shape of the weights depends on `embed_dim`
     sized_by_head: ClassVar[bool] = False  # the shape of the weights depends on `head_dim`
@@ -158,8 +159,8 @@ class ProjectionFacts:
             )
         if rescale and not kind.can_rescale:
             raise ValueError(
-                "rescale=True compensates for rows of E unused by short inputs, but "
-                f"projection={projection!r} has no rows of a fixed length; drop rescale, or use "
+                "rescale=True compensates for rows of E unused by short inputs, which "
+                f"projection={projection!r} does not support; drop rescale, or use "
                 f"projection={list_names(cls.kind_names('can_rescale'))}"
             )
 

@@ -19,7 +19,7 @@ from .options_linformer import ProjectionFacts, checked_options, list_names
 
 
 class Projected(NamedTuple):
-    """The K rows that represent the N tokens, to be multiplied by W_K and W_V."""
+    """The K rows that represent the N tokens, to be multiplied by W_K and W_V. Those of `head_conv` are all tokens."""
 
     rows_BMKC: Tensor
     present_BK: Tensor | None  # False at rows without a real token, which the softmax skips; None: no such rows
@@ -111,14 +111,6 @@ def neighbor_means(columns: Tensor, count: int) -> Tensor:
     return torch.cat(means, dim=-1) if larger else means[1]
 
 
-def resized_taps(taps_MWC: Tensor, window: int) -> Tensor:
-    """(M, W, C) to (M, window, C), interpolated, with the same sum."""
-    taps_MCW = nn.functional.interpolate(
-        taps_MWC.detach().transpose(1, 2), size=window, mode="linear", align_corners=False
-    )
-    return taps_MCW.transpose(1, 2) * (taps_MWC.shape[1] / window)
-
-
 def scaled(rows: Tensor, scale: Tensor) -> Tensor:
     """`rows · scale`, computed in the dtype of the scale, which float16 may not hold, and cast to that of the rows."""
     return (rows * scale).to(rows.dtype)
@@ -183,8 +175,8 @@ class Projection(ProjectionFacts, nn.Module):
         """A copy of this projection for inputs of up to `max_length` tokens.
 
         E loses its last rows, or grows by repeating its rows from the first, so inputs of the old length keep their
-        keys and values (`rescale` changes them slightly: it compares with the longer columns). The taps of `conv` are
-        interpolated to the new window, with the same sum. Other projections do not depend on `max_length`.
+        keys and values (`rescale` changes them slightly: it compares with the longer columns). The taps of `conv` and
+        `head_conv` are stretched to the new window, with the same sum. Other projections do not depend on `max_length`.
         """
         assert self.options is not None
         options = {**self.options, "num_kv_heads": max(1, self.matrices // 2), "max_length": max_length}
@@ -427,33 +419,34 @@ class DynamicProjection(DenseProjection, kind="dynamic"):
         return f"embed_dim={self.weight.shape[0]}, projected_length={self.projected_length}, matrices={self.matrices}"
 
 
-class ConvProjection(Projection, kind="conv"):
-    """A depthwise convolution along the sequence with kernel = stride = max_length / K, rounded up.
+class KernelProjection(Projection):
+    """A convolution along the sequence with kernel = stride = max_length / K, rounded up.
 
     The kernel size is fixed when the layer is built. Since it is rounded up, there may be fewer than K rows. Inputs
     shorter than `max_length` have fewer rows, longer ones may have more.
     """
 
-    can_rescale = True
     sized_by_max_length = True
-    sized_by_width = True
     can_be_cut = False
-    matrix_axis = -3
-    why_no_matrix = "has its own weights for each channel in windows"
 
-    def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool = False):
+    def __init__(self, max_length: int, projected_length: int, matrices: int):
         super().__init__()
         self.projected_length = projected_length
-        self.window = -(-max_length // projected_length)
+        self.window = windows(max_length, projected_length)
         self.matrices = matrices
-        self.rescale = rescale
-        self.weight = nn.Parameter(torch.empty(matrices, self.window, embed_dim))
-        self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        # means plus noise, as in LinearProjection
-        with torch.no_grad():
-            self.weight.normal_(std=0.1 / self.window).add_(1 / self.window)
+    def rows(self, length: int) -> int:
+        return windows(length, self.window)
+
+    def resized_taps(self, taps_MWC: Tensor, max_length: int) -> Tensor:
+        """(M, W, C) taps for the window of another `max_length`: stretched, with the same sum."""
+        assert self.options is not None
+        window = windows(max_length, self.options["projected_length"])
+        old_W1, new_V1 = (torch.arange(size + 1, dtype=torch.float64) / size for size in (self.window, window))
+        # the share of each old tap that lies in each new one
+        first_VW, after_VW = new_V1[:-1, None].maximum(old_W1[:-1]), new_V1[1:, None].minimum(old_W1[1:])
+        shares_VW = (after_VW - first_VW).clamp(min=0) * self.window
+        return torch.einsum("vw,mwc->mvc", shares_VW.to(taps_MWC), taps_MWC.detach())
 
     def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
         raise ValueError(
@@ -463,12 +456,28 @@ class ConvProjection(Projection, kind="conv"):
             "'dynamic' or 'mean'"
         )
 
-    def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
-        assert self.options is not None
-        return resized_taps(weight, -(-max_length // self.options["projected_length"]))
 
-    def rows(self, length: int) -> int:
-        return windows(length, self.window)
+class ConvProjection(KernelProjection, kind="conv"):
+    """A depthwise convolution of the tokens: each channel has its own taps."""
+
+    can_rescale = True
+    sized_by_width = True
+    matrix_axis = -3
+    why_no_matrix = "has its own weights for each channel in windows"
+
+    def __init__(self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool = False):
+        super().__init__(max_length, projected_length, matrices)
+        self.rescale = rescale
+        self.weight = nn.Parameter(torch.empty(matrices, self.window, embed_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # means plus noise, as in LinearProjection
+        with torch.no_grad():
+            self.weight.normal_(std=0.1 / self.window).add_(1 / self.window)
+
+    def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
+        return self.resized_taps(weight, max_length)
 
     def multiply_adds_per_channel(self, length: int) -> int:
         return self.matrices * self.rows(length) * self.window
@@ -494,24 +503,20 @@ class ConvProjection(Projection, kind="conv"):
         )
 
 
-class HeadConvProjection(Projection, kind="head_conv"):
-    """A convolution along the keys and values of each head, which mixes its features; kernel and stride as in `conv`.
+class HeadConvProjection(KernelProjection, kind="head_conv"):
+    """A convolution of the keys and values of each head, which mixes their features.
 
     `key_k = Σ_w (x_{kW+w} W_K + b_K) B_w + b`, where x is zero past the end: `nn.Conv1d(D, D, W, stride=W)` after W_K,
     as in `linformer-pytorch`. W_K and W_V are applied to all N tokens, and only `finish` leaves K rows.
     """
 
-    sized_by_max_length = True
+    is_features_first = True
     sized_by_head = True
-    can_be_cut = False
     matrix_axis = 0
     why_no_matrix = "mixes the features of each head in windows"
 
     def __init__(self, head_dim: int, max_length: int, projected_length: int, matrices: int):
-        super().__init__()
-        self.projected_length = projected_length
-        self.window = -(-max_length // projected_length)
-        self.matrices = matrices
+        super().__init__(max_length, projected_length, matrices)
         self.weight = nn.Parameter(torch.empty(matrices, self.window, head_dim, head_dim))
         self.bias = nn.Parameter(torch.empty(matrices, head_dim))
         self.reset_parameters()
@@ -524,17 +529,10 @@ class HeadConvProjection(Projection, kind="head_conv"):
             self.weight.normal_(std=0.1 / (window * math.sqrt(head_dim))).add_(identity_DD / window)
         nn.init.zeros_(self.bias)
 
-    cut_weight = ConvProjection.cut_weight
-
     def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         if weight is self.bias:
             return weight.detach().clone()
-        assert self.options is not None
-        window = -(-max_length // self.options["projected_length"])
-        return resized_taps(weight.flatten(2), window).unflatten(2, weight.shape[2:])
-
-    def rows(self, length: int) -> int:
-        return windows(length, self.window)
+        return self.resized_taps(weight.flatten(2), max_length).unflatten(2, weight.shape[2:])
 
     def rows_of_features(self, length: int) -> int:
         return self.rows(length) * self.window

@@ -26,7 +26,7 @@ def load_tokenizer(source: str, key: str = "tokenizer.from") -> PreTrainedTokeni
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"{key} is {source!r}, which is not a directory with a tokenizer and could not be loaded from the Hub "
-            f"({reason})"
+            f"({reason}){'; set tokenizer.from to its tokenizer' if key == 'model.from' else ''}"
         ) from None
     if tokenizer.eos_token_id is None and tokenizer.sep_token_id is None:
         raise UserError(
