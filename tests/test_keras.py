@@ -17,10 +17,6 @@ DIRECTORY = Path(__file__).parent / "on_each_backend"
 # duration for the others
 HALVES = (("test_attention", "test_errors", "test_weights"), ("test_generation", "test_models", "test_examples"))
 GROUPS = [("torch", sum(HALVES, ())), *((backend, half) for backend in ("jax", "tensorflow") for half in HALVES)]
-# compiled code runs once here, so compile time matters more than its speed
-XLA_FLAGS = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
-)
 
 
 def run(backend, *arguments, check=True):
@@ -30,7 +26,6 @@ def run(backend, *arguments, check=True):
         "KERAS_BACKEND": backend,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "OMP_NUM_THREADS": "1",
-        "XLA_FLAGS": XLA_FLAGS,
     }
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=check)
