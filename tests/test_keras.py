@@ -13,10 +13,6 @@ from training_zoo import QUESTIONS
 
 BACKENDS = ("torch", "jax", "tensorflow")
 DIRECTORY = Path(__file__).parent / "on_each_backend"
-# few processes, because each imports its backend: one for PyTorch, which compiles nothing, and two of about the same
-# duration for the others
-HALVES = (("test_attention", "test_errors", "test_weights"), ("test_generation", "test_models", "test_examples"))
-GROUPS = [("torch", sum(HALVES, ())), *((backend, half) for backend in ("jax", "tensorflow") for half in HALVES)]
 
 
 def run(backend, *arguments, check=True):
@@ -31,20 +27,14 @@ def run(backend, *arguments, check=True):
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=check)
 
 
-def test_every_file_runs_on_every_backend():
-    files = {path.stem for path in DIRECTORY.glob("test_*.py")}
-    for backend in BACKENDS:
-        assert {name for of, names in GROUPS if of == backend for name in names} == files
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "names"), GROUPS, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_backend(backend, names):
-    paths = [DIRECTORY / f"{name}.py" for name in names]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend(backend):
+    """All files in one process, which imports the backend once and compiles what they have in common once."""
     options = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist")
-    tests = run(backend, "-m", "pytest", *options, *paths, check=False)
+    tests = run(backend, "-m", "pytest", *options, DIRECTORY, check=False)
     if tests.returncode:
-        command = f"KERAS_BACKEND={backend} pytest {' '.join(f'tests/on_each_backend/{path.name}' for path in paths)}"
+        command = f"KERAS_BACKEND={backend} pytest tests/on_each_backend"
         pytest.fail(f"{command}\n{tests.stdout[-10_000:]}{tests.stderr[-2_000:]}", pytrace=False)
 
 
