@@ -1,5 +1,6 @@
 """Settings of all tests, and fixtures of the training tests."""
 
+import gc
 import os
 import shutil
 import signal
@@ -13,6 +14,18 @@ from training_zoo import TASKS, Trained, linformer, write_data, yaml_for
 # the same examples in every run, so that a failing test keeps failing until it is fixed
 settings.register_profile("linformer", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("linformer")
+
+# fewer garbage collections: a tenth of the time was spent on objects that live as long as the tests, such as modules
+gc.set_threshold(100_000, 20, 100)
+
+# read by PyTorch when its compiler is imported: the cache of what operations give on fake tensors costs more than it
+# saves where shapes are symbolic, as they are in exported graphs
+os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
+# read by JAX and TensorFlow: compiled code runs once here, so compile time matters more than its speed
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+)
 
 # Keras in this process uses PyTorch, which is loaded anyway; test_keras.py runs all backends in separate processes
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -36,6 +49,13 @@ register_random(TORCH_RANDOM)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes, not threads, share the cores
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+
 
 # background jobs of a shell ignore Ctrl-C, and so would the commands that the tests interrupt
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

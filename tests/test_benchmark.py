@@ -51,20 +51,10 @@ def test_the_published_experiment_as_json():
 
 @pytest.mark.slow
 def test_keras_shows_tables():
-    sizes = ("--sequence-length", 50, "--batch-size", 2, "--embedding-dim", 16, "--projection-dim", 8, "--num-heads", 2)
-    done = run(
-        "benchmark",
-        *sizes,
-        "--hidden-dim",
-        4,
-        "--sharing",
-        "kv",
-        "--backend",
-        "keras",
-        KERAS_BACKEND="torch",
-        COLUMNS="80",
-    )
-    assert done.returncode == 0, done.stderr
+    sizes = "--sequence-length 50 --batch-size 2 --embedding-dim 16 --projection-dim 8 --num-heads 2 --hidden-dim 4"
+    command = ["benchmark", *sizes.split(), "--sharing", "kv", "--backend", "keras"]
+    done = CliRunner().invoke(app, command, env={"KERAS_BACKEND": "torch", "COLUMNS": "80"})
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.count(f"on torch {metadata.version('torch')}") == 2  # in the settings and below the tables
     for text in (
         " query/kernel ",

@@ -3,7 +3,6 @@
 import csv
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,9 +11,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch
 from rich.console import Console
+from training_zoo import environment
 from typer.testing import CliRunner
 
 from linformer_kit import LinformerConfig
@@ -602,7 +603,7 @@ def test_running_out_of_memory_is_recognized(error):
 # the command
 
 
-def start(path, *arguments):
+def start(path, real=False):
     sizes = {
         **SIZES,
         "lengths": [64],
@@ -613,16 +614,15 @@ def start(path, *arguments):
     }
     sweep = path.with_suffix(".yaml")
     sweep.write_text(json.dumps({**sizes, "implementations": ["linformer-kit", "linformer-pytorch"]}))
-    script = Path(sys.executable).with_name("linformer")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    command = [script, "compare", sweep, "--output", path, *arguments]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    command = [sys.executable, "-m", "linformer_kit.cli", "compare", sweep, "--output", path]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return fork_server.Popen(command, text=True, env=environment(COLUMNS="120"), real=real, **pipes)
 
 
 @pytest.mark.slow
 def test_a_sweep_is_interrupted_and_resumed(tmp_path):
     path = tmp_path / "points.csv"
-    running = start(path)
+    running = start(path, real=True)
     while not path.exists() or not any(row["memory_status"] for row in read_points(path)):
         assert running.poll() is None, running.communicate()
         time.sleep(0.1)

@@ -13,14 +13,8 @@ from training_zoo import QUESTIONS
 
 BACKENDS = ("torch", "jax", "tensorflow")
 DIRECTORY = Path(__file__).parent / "on_each_backend"
-# few processes, because each imports its backend: one for PyTorch, which compiles nothing, and two of about the same
-# duration for the others
-HALVES = (("test_attention", "test_errors", "test_weights"), ("test_generation", "test_models", "test_examples"))
-GROUPS = [("torch", sum(HALVES, ())), *((backend, half) for backend in ("jax", "tensorflow") for half in HALVES)]
-# compiled code runs once here, so compile time matters more than its speed
-XLA_FLAGS = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
-)
+# in this order, because the tests of one process share a random generator
+FILES = ("test_attention", "test_errors", "test_weights", "test_generation", "test_models", "test_examples")
 
 
 def run(backend, *arguments, check=True):
@@ -30,23 +24,21 @@ def run(backend, *arguments, check=True):
         "KERAS_BACKEND": backend,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "OMP_NUM_THREADS": "1",
-        "XLA_FLAGS": XLA_FLAGS,
     }
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=check)
 
 
 def test_every_file_runs_on_every_backend():
-    files = {path.stem for path in DIRECTORY.glob("test_*.py")}
-    for backend in BACKENDS:
-        assert {name for of, names in GROUPS if of == backend for name in names} == files
+    assert {path.stem for path in DIRECTORY.glob("test_*.py")} == set(FILES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "names"), GROUPS, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_backend(backend, names):
-    paths = [DIRECTORY / f"{name}.py" for name in names]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend(backend):
+    """All files in one process, which imports the backend once and compiles what they have in common once."""
     options = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist")
+    paths = [DIRECTORY / f"{name}.py" for name in FILES]
     tests = run(backend, "-m", "pytest", *options, *paths, check=False)
     if tests.returncode:
         command = f"KERAS_BACKEND={backend} pytest {' '.join(f'tests/on_each_backend/{path.name}' for path in paths)}"

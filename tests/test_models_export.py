@@ -24,8 +24,9 @@ from linformer_kit import (
     LinformerModel,
 )
 
-# the variant "affine" is exported with a mask; without one it only differs from `linear` by an addition
-PROJECTIONS = [projection for projection in ALL_PROJECTIONS if projection != "affine"]
+# the variants "affine" and "random" are exported with a mask; without one, the graph of "affine" only differs from that
+# of `linear` by an addition, and that of "random" not at all
+PROJECTIONS = [projection for projection in ALL_PROJECTIONS if projection not in ("affine", "random")]
 HEADS = [LinformerForMaskedLM, LinformerForTokenClassification, LinformerForQuestionAnswering]
 DECODERS = [LinformerForCausalLM, LinformerForConditionalGeneration]
 ONLY_OF_ENCODERS = ("rescale", "K per layer", "post-norm")

@@ -1,5 +1,6 @@
 """`linformer study`: runs are those of `linformer train`, numbers are those of the runs, finished runs are kept."""
 
+import asyncio
 import csv
 import gzip
 import json
@@ -18,7 +19,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("datasets", reason='needs pip install "linformer-kit[bench,train]"')
 
-from training_zoo import running_lines
+import fork_server
+from training_zoo import environment, running_lines
 
 from linformer_kit import LinformerForMaskedLM
 from linformer_kit.bench import study
@@ -105,7 +107,29 @@ def call(tmp_path):
     return call
 
 
+class Fork:
+    """A process of the fork server with the interface of those of asyncio."""
+
+    def __init__(self, process):
+        self.process, self.returncode = process, None
+
+    async def wait(self):
+        self.returncode = await asyncio.to_thread(self.process.wait)
+
+
+@pytest.fixture
+def forked_runs(monkeypatch):
+    """`linformer train` and `linformer evaluate` of a study are forks; other tests here start ordinary processes."""
+
+    async def fork(*command, stdout, stderr, env):
+        own = {name: env[name] for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")}  # what the study sets
+        return Fork(fork_server.Popen(command, stdout=stdout, stderr=stderr, env=environment(**own)))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fork)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_runs")
 def test_tables_are_run_stored_and_drawn(tmp_path, small, load, call, monkeypatch):
     """A table that starts from the models of another runs that one first."""
     longer = {**small, "start_from": "small", "settings": {"model.max_position_embeddings": 48}, "title": "Longer"}
@@ -167,7 +191,8 @@ def test_tables_are_run_stored_and_drawn(tmp_path, small, load, call, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_stopped_table_resumes_from_its_checkpoints(tmp_path, small, load):
+@pytest.mark.usefixtures("forked_runs")  # for the second command; the first one is a process that starts others
+def test_a_stopped_table_resumes_from_its_checkpoints(tmp_path, small, load, call):
     """SIGTERM during a run saves its last step; the same command continues from there."""
     path = tmp_path / "counting.yaml"
     path.write_text(path.read_text().replace("steps: 3", "steps: 300"))
@@ -188,7 +213,7 @@ def test_a_stopped_table_resumes_from_its_checkpoints(tmp_path, small, load):
     assert 0 < len(before.splitlines()) < 300
     results = tmp_path / "results" / "small.csv"
     assert not results.exists()
-    subprocess.run(arguments, check=True, capture_output=True, timeout=300)
+    call()
     # a new start would have measured other speeds
     assert metrics.read_text().startswith(before)
     assert [row["steps"] for row in rows_of(results)] == ["300"]

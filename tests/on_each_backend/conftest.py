@@ -1,5 +1,6 @@
 """Settings of the tests that run on each backend."""
 
+import gc
 from types import SimpleNamespace
 
 import keras
@@ -9,6 +10,13 @@ from keras.src.utils import rng_utils
 if keras.backend.backend() != "tensorflow":
     # set_random_seed imports TensorFlow on every backend, which takes seconds
     rng_utils.tf = SimpleNamespace(available=False)
+
+gc.set_threshold(100_000, 20, 100)  # as in ../conftest.py
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

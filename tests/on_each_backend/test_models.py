@@ -51,7 +51,7 @@ def test_compile_fit_evaluate_predict_and_save(tmp_path):
     )
     assert set(history.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert any((tmp_path / "log").rglob("*tfevents*")) == (keras.backend.backend() == "tensorflow")
-    loss, accuracy = model.evaluate(IDS, CLASSES, verbose=0)
+    loss, accuracy = model.evaluate(IDS, CLASSES, batch_size=4, verbose=0)  # with the graph of the validation
     probabilities = model.predict(IDS, verbose=0)
     assert_close(probabilities.sum(axis=1), np.ones(8))
     assert accuracy == pytest.approx((probabilities.argmax(axis=1) == CLASSES).mean())
