@@ -13,8 +13,6 @@ from training_zoo import QUESTIONS
 
 BACKENDS = ("torch", "jax", "tensorflow")
 DIRECTORY = Path(__file__).parent / "on_each_backend"
-# in this order, because the tests of one process share a random generator
-FILES = ("test_attention", "test_errors", "test_weights", "test_generation", "test_models", "test_examples")
 
 
 def run(backend, *arguments, check=True):
@@ -29,19 +27,14 @@ def run(backend, *arguments, check=True):
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=check)
 
 
-def test_every_file_runs_on_every_backend():
-    assert {path.stem for path in DIRECTORY.glob("test_*.py")} == set(FILES)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backend(backend):
     """All files in one process, which imports the backend once and compiles what they have in common once."""
     options = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist")
-    paths = [DIRECTORY / f"{name}.py" for name in FILES]
-    tests = run(backend, "-m", "pytest", *options, *paths, check=False)
+    tests = run(backend, "-m", "pytest", *options, DIRECTORY, check=False)
     if tests.returncode:
-        command = f"KERAS_BACKEND={backend} pytest {' '.join(f'tests/on_each_backend/{path.name}' for path in paths)}"
+        command = f"KERAS_BACKEND={backend} pytest tests/on_each_backend"
         pytest.fail(f"{command}\n{tests.stdout[-10_000:]}{tests.stderr[-2_000:]}", pytrace=False)
 
 
