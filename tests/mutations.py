@@ -716,8 +716,8 @@ MUTATIONS = [
     Mutation(
         "tokens past the last whole window of a convolution are read",
         "convert/packages.py",
-        "lengths = {max_length - max_length % window for window in windows}",
-        "lengths = {max_length for window in windows}",
+        "lengths = {given - given % window for window in windows}",
+        "lengths = {given for window in windows}",
         IMPORT,
         "windows or convert",
     ),
