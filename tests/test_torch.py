@@ -196,9 +196,9 @@ def test_shapes_are_computed_on_meta_tensors(projection):
         for layer in build(projection):
             assert layer(torch.empty(2, 21, 16)).shape == (2, 21, 16)
             assert layer(torch.empty(2, 21, 16), mask=torch.ones(2, 21, dtype=torch.bool)).shape == (2, 21, 16)
-        attention = LinformerAttention(64, 4, max_length=1_000_000, projected_length=128, projection=projection)
+        attention = LinformerAttention(64, 4, max_length=100_000, projected_length=128, projection=projection)
         with torch.no_grad():
-            assert attention(torch.empty(1, 1_000_000, 64)).shape == (1, 1_000_000, 64)
+            assert attention(torch.empty(1, 100_000, 64)).shape == (1, 100_000, 64)
 
 
 def test_a_layer_made_on_meta_is_filled_by_reset_or_load():
