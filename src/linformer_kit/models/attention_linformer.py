@@ -20,14 +20,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
-from .options_linformer import checked_options, positive_integer
-from .projection_linformer import DenseProjection, Projection, is_static, real_tokens_first, scaled
+from .options_linformer import checked_options, check_window, choice, positive_integer
+from .projection_linformer import (
+    DenseProjection,
+    Matrices,
+    NoProjection,
+    Projection,
+    is_static,
+    real_tokens_first,
+    scaled,
+)
 from .validation_linformer import boolean_mask, check_features, compute_dtype
+from .window_linformer import NearAndFar, Tiling, WindowAttention, column_bias, far_rows, near_tokens
 
 # queries per chunk when no gradient is needed: intermediate results stay in the processor's cache
 QUERY_CHUNK = 1024
 # the length for which a graph exported with dynamic shapes chooses its order: long inputs are what costs
 EXPORT_LENGTH = 2**20
+
+FULL_ATTENTION = NoProjection()
 
 KeyOrder = Literal["sequence first", "features first"]
 QueryOrder = Literal["per head", "folded"]
@@ -61,11 +72,12 @@ class KeysValues(NamedTuple):
 
 
 def key_costs(
-    projection: Projection, length: int, channels: int, features: int, separate: bool = False
+    projection: Projection, length: int, channels: int, features: int, separate: bool = False, window: bool = False
 ) -> dict[KeyOrder, int]:
     """Multiply-adds of one example's keys and values in each possible order; `features` is G·D.
 
-    `separate`: keys and values have their own tokens, so that a matrix E = F is applied to both.
+    `separate`: keys and values have their own tokens, so that a matrix E = F is applied to both. `window`: those of all
+    tokens are needed too, which features first has already.
     """
     rows, times = projection.rows(length), 2 if separate and projection.matrices == 1 else 1
     order: KeyOrder = "features first" if projection.is_features_first else "sequence first"
@@ -74,6 +86,8 @@ def key_costs(
         + 2 * projection.rows_of_features(length) * channels * features
         + projection.finish_multiply_adds(length, features)
     }
+    if window and order == "sequence first":
+        costs[order] += 2 * length * channels * features
     if isinstance(projection, DenseProjection):
         costs["features first"] = (
             times * projection.own_multiply_adds_per_channel(length) * channels
@@ -158,7 +172,11 @@ class LinformerAttention(MultiHeadLayer):
         dropout: float = 0.0,
         bias: bool = True,
         context_dim: int | None = None,
+        window_length: int = 0,
+        global_tokens: int = 0,
     ):
+        kind = Projection.kinds[choice("projection", projection, Projection.kinds)]
+        check_window(kind, projected_length, window_length, global_tokens)
         super().__init__(
             embed_dim,
             num_heads,
@@ -173,6 +191,7 @@ class LinformerAttention(MultiHeadLayer):
             bias=bias,
             context_dim=context_dim,
         )
+        self.window_length, self.global_tokens = window_length, global_tokens
 
     @overload
     def forward(
@@ -231,8 +250,12 @@ class LinformerAttention(MultiHeadLayer):
         if context is None and mask is not None:
             # padding may hold anything, and as queries it would reach the gradients of the weights
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
-        keys_values = self.project(x if context is None else context, mask, projection, value)
-        output, weights = self.attend(x, keys_values, need_weights, fused)
+        if self.window_length:
+            self._check_no_context(context, value)
+            output, weights = self._near_and_far(x, mask, projection, need_weights, fused)
+        else:
+            keys_values = self.project(x if context is None else context, mask, projection, value)
+            output, weights = self.attend(x, keys_values, need_weights, fused)
         return (output, weights) if need_weights else output
 
     def project(
@@ -243,6 +266,7 @@ class LinformerAttention(MultiHeadLayer):
         value: Tensor | None = None,
     ) -> KeysValues:
         """The keys and values of `context` (B, N, context_dim), which can be kept for several calls of `attend`."""
+        self._check_no_context(context, value)
         projection = self._projection(projection)
         self._check_context(context, value)
         projection.check_length(context.shape[1])
@@ -254,6 +278,12 @@ class LinformerAttention(MultiHeadLayer):
             value = None if value is None else real_tokens_first(value, mask_BN)[0]
         elif not is_static(context.shape[1]):  # there may be more windows than the tokens fill: see `windows`
             lengths_B = context.new_full(context.shape[:1], context.shape[1], dtype=torch.long)
+        return self._keys_values(projection, context, value, lengths_B)
+
+    def _keys_values(
+        self, projection: Projection, context: Tensor, value: Tensor | None, lengths_B: Tensor | None
+    ) -> KeysValues:
+        """`project`, with the real tokens first."""
         order = self._key_order(projection, context.shape[1], value is not None)
         is_reordered = order == "features first" and isinstance(projection, DenseProjection)
         keys, values, present = (self._features_first if is_reordered else self._sequence_first)(
@@ -266,6 +296,15 @@ class LinformerAttention(MultiHeadLayer):
             # an empty softmax is nan: use all rows, whose values are zero
             present = None if present is None else present | is_empty_B[:, None]
         return KeysValues(keys, values, present)
+
+    def _check_no_context(self, context: Tensor | None, value: Tensor | None) -> None:
+        """Raise if a layer with a window is given a context: the tokens around a query are those of its own input."""
+        if self.window_length and (context is not None or value is not None):
+            raise ValueError(
+                f"{'value' if context is None else 'context'} was given to a layer with "
+                f"window_length={self.window_length}, but a window holds the tokens around a query, which a context "
+                "does not have; call the layer with x only, or build it with window_length=0"
+            )
 
     def _check_context(self, context: Tensor, value: Tensor | None) -> None:
         """Raise unless there are tokens of the right width, and as many values as keys."""
@@ -314,6 +353,8 @@ class LinformerAttention(MultiHeadLayer):
         'features first'
         """
         length, batch = positive_integer("length", length), positive_integer("batch", batch)
+        if self.window_length:
+            return self._plan_with_window(length, batch, projection)
         context_length = length if context_length is None else positive_integer("context_length", context_length)
         projection = self._projection(projection)
         projection.check_length(context_length)
@@ -324,9 +365,28 @@ class LinformerAttention(MultiHeadLayer):
         cost += query_costs(length, rows, self.embed_dim, self.num_heads, self.head_dim)[queries]
         return Plan(keys, queries, batch * cost)
 
+    def _plan_with_window(self, length: int, batch: int, given: Projection | None) -> Plan:
+        """`plan` of a layer with a window: queries are always per head."""
+        projection, features = self._rows_projection(given, length), self.num_kv_heads * self.head_dim
+        keys: KeyOrder = "features first"
+        if self._fits_into_window(length):
+            keys = "sequence first"
+            cost = key_costs(FULL_ATTENTION, length, self.embed_dim, features)[keys]
+            sizes = (length, length, self.embed_dim, self.num_heads, self.head_dim)
+            queries = self._query_order(length, length)
+            return Plan(keys, queries, batch * (cost + query_costs(*sizes)[queries]))
+        tiling, rows = Tiling.of(length, self.window_length, self.global_tokens), 0
+        cost = 2 * length * self.embed_dim * features
+        if projection is not None:
+            keys, rows = self._key_order(projection, length), projection.rows(length)
+            cost = key_costs(projection, length, self.embed_dim, features, window=True)[keys]
+        width = self.num_heads * self.head_dim
+        cost += 2 * length * self.embed_dim * width + 2 * tiling.scores(rows) * width
+        return Plan(keys, "per head", batch * cost)
+
     def _key_order(self, projection: Projection, length: int, separate: bool = False) -> KeyOrder:
-        features = self.num_kv_heads * self.head_dim
-        costs = key_costs(projection, length_to_plan(length), self.context_dim, features, separate)
+        features, window = self.num_kv_heads * self.head_dim, self.window_length > 0
+        costs = key_costs(projection, length_to_plan(length), self.context_dim, features, separate, window)
         if not (is_plain_linear(self.key) and is_plain_linear(self.value)):
             return next(iter(costs))  # the one that calls the linear layers
         return cheapest(costs)
@@ -358,18 +418,8 @@ class LinformerAttention(MultiHeadLayer):
         """`Eᵀ (X W) + b`: the bias comes last, because E must not scale it."""
         assert isinstance(projection, DenseProjection)
 
-        def project(linear: nn.Linear, x_BNC: Tensor, E: Tensor, scale: Tensor | None) -> Tensor:
-            features_BNGD = functional.linear(x_BNC, linear.weight).unflatten(-1, (self.num_kv_heads, self.head_dim))
-            E_one = E.expand(*E.shape[:-2], self.num_kv_heads, -1)
-            equation = "ngk,bngd->bgkd" if E.dim() == 3 else "bngk,bngd->bgkd"
-            projected_BGKD = torch.einsum(equation, E_one, features_BNGD)
-            if scale is not None:
-                projected_BGKD = scaled(projected_BGKD, scale[..., None])
-            if linear.bias is None:
-                return projected_BGKD
-            bias_G1D = linear.bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None]
-            # under autocast, the sum would have the precision of the bias
-            return projected_BGKD + bias_G1D.to(projected_BGKD.dtype)
+        def project(linear: nn.Linear, x_BNC: Tensor, matrices: Matrices) -> Tensor:
+            return self._project_features(linear, functional.linear(x_BNC, linear.weight), matrices)
 
         key_part, value_part = projection.key_slice(), projection.value_slice()
         if value_BNC is None:
@@ -378,7 +428,22 @@ class LinformerAttention(MultiHeadLayer):
         else:
             E = projection.part(key_part).matrices_for(context_BNC, lengths_B)
             F = projection.part(value_part).matrices_for(value_BNC, lengths_B)
-        return KeysValues(project(self.key, context_BNC, *E), project(self.value, value_BNC, *F), None)
+        return KeysValues(project(self.key, context_BNC, E), project(self.value, value_BNC, F), None)
+
+    def _project_features(self, linear: nn.Linear, features_BNF: Tensor, matrices: Matrices) -> Tensor:
+        """`Eᵀ features + b`, (B, G, K, D); features are without bias."""
+        E, scale = matrices
+        features_BNGD = features_BNF.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        E_one = E.expand(*E.shape[:-2], self.num_kv_heads, -1)
+        equation = "ngk,bngd->bgkd" if E.dim() == 3 else "bngk,bngd->bgkd"
+        projected_BGKD = torch.einsum(equation, E_one, features_BNGD)
+        if scale is not None:
+            projected_BGKD = scaled(projected_BGKD, scale[..., None])
+        if linear.bias is None:
+            return projected_BGKD
+        bias_G1D = linear.bias.unflatten(0, (self.num_kv_heads, self.head_dim))[:, None]
+        # under autocast, the sum would have the precision of the bias
+        return projected_BGKD + bias_G1D.to(projected_BGKD.dtype)
 
     def _per_head(self, context: KeysValues, need_weights: bool, fused: bool) -> Attend:
         """`softmax((X W_Q + b_Q) keysᵀ / √D) values · W_O + b_O`."""
@@ -430,3 +495,119 @@ class LinformerAttention(MultiHeadLayer):
             return output_BLC, weights_BHLK if need_weights else None
 
         return attend
+
+    def _rows_projection(self, given: Projection | None, length: int) -> Projection | None:
+        """The projection of a layer with a window; None if there are no rows."""
+        if self.projected_length == 0:
+            return None
+        projection = self._projection(given)
+        projection.check_length(length)
+        return projection
+
+    def _fits_into_window(self, length: int) -> bool:
+        """Whether each of `length` tokens sees all others exactly: two blocks see each other."""
+        return is_static(length) and length <= 2 * self.window_length
+
+    def _near_and_far(
+        self, x_BNC: Tensor, mask: Tensor | None, given: Projection | None, need_weights: bool, fused: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention to window and rows: see `window_linformer.py`."""
+        length, lengths_B, place_BN = x_BNC.shape[1], None, None
+        projection = self._rows_projection(given, length)
+        if mask is not None:
+            x_BNC, lengths_B, place_BN = real_tokens_first(x_BNC, boolean_mask("mask", mask, x_BNC))
+        elif not is_static(length):
+            lengths_B = x_BNC.new_full(x_BNC.shape[:1], length, dtype=torch.long)
+        if self._fits_into_window(length) and not need_weights:
+            context = self._keys_values(FULL_ATTENTION, x_BNC, None, lengths_B)
+            output_BNC, weights = self.attend(x_BNC, context, fused=fused)
+        else:
+            tiling = Tiling.of(length, self.window_length, self.global_tokens, single_blocks=need_weights)
+            attention = WindowAttention(tiling, self.num_heads, self.num_kv_heads, self._dropout_now(), fused)
+            near_and_far = self._project_window(projection, x_BNC, lengths_B, tiling)
+            output_BNC, weights = self._attend_window(attention, x_BNC, near_and_far, lengths_B, need_weights)
+        if place_BN is None:
+            return output_BNC, weights
+        batch_B1 = torch.arange(x_BNC.shape[0], device=x_BNC.device)[:, None]
+        if weights is not None:
+            weights = weights.transpose(1, 2)[batch_B1, place_BN].transpose(1, 2)
+        return output_BNC[batch_B1, place_BN], weights
+
+    def _project_window(
+        self, projection: Projection | None, x_BNC: Tensor, lengths_B: Tensor | None, tiling: Tiling
+    ) -> NearAndFar:
+        """Keys and values of all tokens and of the rows, and what is added to their scores."""
+        length, heads = x_BNC.shape[1], (self.num_kv_heads, self.head_dim)
+        key_rows = value_rows = tokens_BMnK = matrices = None
+        if projection is None:
+            keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
+        elif projection.is_features_first:  # its rows are all tokens
+            tokens_BNC = projection(x_BNC, lengths_B).rows_BMKC[:, 0]
+            keys_BNF, values_BNF = self.key(tokens_BNC), self.value(tokens_BNC)
+            key_rows, value_rows = (x.unflatten(-1, heads).transpose(1, 2) for x in (keys_BNF, values_BNF))
+            keys_BNF, values_BNF = keys_BNF[:, :length], values_BNF[:, :length]
+        elif isinstance(projection, DenseProjection):
+            matrices = projection.matrices_for(x_BNC, lengths_B)
+            E, F = matrices.part(projection.key_slice()), matrices.part(projection.value_slice())
+            if self._key_order(projection, length) == "features first":
+                keys_BNF, values_BNF = (functional.linear(x_BNC, linear.weight) for linear in (self.key, self.value))
+                key_rows = self._project_features(self.key, keys_BNF, E)
+                value_rows = self._project_features(self.value, values_BNF, F)
+                if self.key.bias is not None:
+                    keys_BNF = keys_BNF + self.key.bias.to(keys_BNF.dtype)
+                    values_BNF = values_BNF + self.value.bias.to(values_BNF.dtype)
+            else:
+                rows = projection.split_rows(projection.apply_matrices(matrices, x_BNC))
+                key_rows, value_rows = self._project_rows(self.key, rows[0]), self._project_rows(self.value, rows[1])
+                keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
+        else:
+            key_rows, value_rows, _ = self._sequence_first(projection, x_BNC, None, lengths_B)
+            keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
+        if projection is not None:
+            key_rows, value_rows = projection.finish(key_rows, value_rows)
+            E_key = None if matrices is None else E.E
+            tokens_BMnK = projection.tokens_in_blocks(
+                x_BNC, lengths_B, self.window_length, tiling.blocks, self.global_tokens, E_key
+            )
+        real_B = torch.full((1,), length, device=x_BNC.device) if lengths_B is None else lengths_B
+        bias_BMnS = column_bias(tiling, real_B, tokens_BMnK, keys_BNF.dtype)
+        return NearAndFar(
+            near_tokens(keys_BNF, tiling),
+            near_tokens(values_BNF, tiling),
+            far_rows(keys_BNF, key_rows, self.global_tokens),
+            far_rows(values_BNF, value_rows, self.global_tokens),
+            bias_BMnS.expand(x_BNC.shape[0], -1, -1, -1),
+        )
+
+    def _attend_window(
+        self,
+        attention: WindowAttention,
+        x_BNC: Tensor,
+        context: NearAndFar,
+        lengths_B: Tensor | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Queries, attention and output."""
+        length, tiling = x_BNC.shape[1], attention.tiling
+
+        def attend(x: Tensor, context: NearAndFar, is_empty: Tensor | None, tiles: int) -> tuple[Tensor, Tensor | None]:
+            query = functional.pad(self.query(x), (0, 0, 0, tiles * tiling.size - x.shape[1]))
+            if need_weights:
+                heads, weights = attention.whole(query, context, need_weights)
+            else:
+                heads, weights = attention(query, context), None
+            heads = heads[:, : x.shape[1]]
+            return heads if is_empty is None else heads.masked_fill(is_empty[:, None, None], 0), weights
+
+        is_empty_B = None if lengths_B is None else lengths_B == 0
+        if need_weights or torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_static(length):
+            heads_BNF, weights = attend(x_BNC, context, is_empty_B, tiling.tiles)
+            return self.output(heads_BNF), None if weights is None else weights[:, :, :length]
+        output_BNC = context.near_values_BPF.new_empty(*x_BNC.shape[:2], self.embed_dim)
+        for examples, tiles in attention.chunks(x_BNC.shape[0], tiling.tiles):
+            rows = attention.rows(tiles)
+            piece = attention.piece(context, examples, tiles)
+            is_empty = None if is_empty_B is None else is_empty_B[examples]
+            heads, _ = attend(x_BNC[examples, rows], piece, is_empty, tiles.stop - tiles.start)
+            linear_into(output_BNC[examples, rows], self.output, heads)
+        return output_BNC, None

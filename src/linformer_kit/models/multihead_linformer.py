@@ -19,26 +19,27 @@ def softmax_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    present: Tensor | None,
+    mask: Tensor | None,
     dropout: float,
     need_weights: bool,
     fused: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """`softmax(query keysᵀ / √D) values` over (..., L, D) and (..., K, D), and on request the weights, before dropout.
 
-    `fused` uses PyTorch's fused kernel, which never stores the L × K weights.
+    `mask` is True at the keys that count, or is added to the scores. `fused` uses PyTorch's fused kernel, which never
+    stores the L × K weights.
     """
     if fused and not need_weights:
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=present, dropout_p=dropout), None
-    weights = softmax_weights(query, keys, present)
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout), None
+    weights = softmax_weights(query, keys, mask)
     return F.dropout(weights, dropout) @ values, weights if need_weights else None
 
 
-def softmax_weights(query: Tensor, keys: Tensor, present: Tensor | None) -> Tensor:
+def softmax_weights(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
     """`softmax(query keysᵀ / √D)`, (..., L, K)."""
     scores = query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    if present is not None:
-        scores = scores.masked_fill(~present, -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(dim=-1).to(keys.dtype)
 
 
@@ -86,7 +87,7 @@ class MultiHeadLayer(nn.Module):
         super().__init__()
         self.embed_dim = positive_integer("embed_dim", embed_dim)
         self.context_dim = positive_integer("context_dim", embed_dim if context_dim is None else context_dim)
-        self.projected_length = projected_length
+        self.projected_length = projected_length  # 0: there are no rows, only a window
         self.num_heads = positive_integer("num_heads", num_heads)
         if head_dim is None and embed_dim % num_heads:
             raise ValueError(
@@ -109,7 +110,7 @@ class MultiHeadLayer(nn.Module):
         self.key = nn.Linear(self.context_dim, self.num_kv_heads * self.head_dim, bias=bias)
         self.value = nn.Linear(self.context_dim, self.num_kv_heads * self.head_dim, bias=bias)
         self.output = nn.Linear(self.num_heads * self.head_dim, embed_dim, bias=bias)
-        Projection.check_options(projection, max_length, projected_length, sharing, rescale)
+        Projection.check_options(projection, max_length, projected_length or 1, sharing, rescale)
         options: dict[str, Any] = {
             "projection": projection,
             "embed_dim": self.context_dim,
@@ -120,8 +121,11 @@ class MultiHeadLayer(nn.Module):
             "head_dim": self.head_dim,
         }
         # the model owns a shared projection and passes it to the layers; registered in each, it could not be saved
-        self.shared_projection_options = options if sharing == "layerwise" else None
-        self.projection = None if sharing == "layerwise" else make_projection(num_kv_heads=self.num_kv_heads, **options)
+        is_shared = sharing == "layerwise" and projected_length > 0
+        self.shared_projection_options = options if is_shared else None
+        self.projection = None
+        if projected_length and not is_shared:
+            self.projection = make_projection(num_kv_heads=self.num_kv_heads, **options)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -121,6 +121,7 @@ class ProjectionFacts:
     sized_by_max_length: ClassVar[bool] = False  # the shape of the weights depends on `max_length`
     sized_by_width: ClassVar[bool] = False  # the shape of the weights depends on `embed_dim`
     sized_by_head: ClassVar[bool] = False  # the shape of the weights depends on `head_dim`
+    can_have_window: ClassVar[bool] = True  # its rows can stand beside a window of tokens
     can_be_cut: ClassVar[bool] = True  # layers with smaller K can use a part of it
     has_own_learning_rate: ClassVar[bool] = False  # the weights are trained with `training.projection_rate`
     matrix_depends_on: ClassVar[Literal["length", "input"] | None] = None  # what E follows from; None: there is no E
@@ -218,6 +219,28 @@ def projection_names() -> tuple[str, ...]:
     """
     source = Path(__file__).with_name("projection_linformer.py").read_text(encoding="utf-8")
     return tuple(re.findall(r'^class \w+\(.*\bkind="(\w+)"\):', source, flags=re.MULTILINE))
+
+
+def check_window(kind: type[ProjectionFacts], projected_length: int, window_length: int, global_tokens: int) -> None:
+    """Raise unless a layer can have this window."""
+    for name, value in (("window_length", window_length), ("global_tokens", global_tokens)):
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+            raise ValueError(f"{name} is {value!r}; it must be an integer of at least 0")
+    if window_length == 0:
+        if global_tokens:
+            raise ValueError(
+                f"global_tokens={global_tokens} with window_length=0, but without a window no token is seen exactly; "
+                "set window_length, or global_tokens=0"
+            )
+        positive_integer("projected_length", projected_length)
+        return
+    if not kind.can_have_window:
+        raise ValueError(
+            f"window_length={window_length} with projection={kind.kind!r}, which sees every token exactly already; "
+            f"set window_length=0, or projection={list_names(kind.kind_names('can_have_window'))}"
+        )
+    if projected_length != 0:
+        positive_integer("projected_length", projected_length)
 
 
 def check_local_width(width: int) -> None:

@@ -164,6 +164,25 @@ class Projection(ProjectionFacts, nn.Module):
         """The number of rows that are multiplied by W_K and W_V."""
         return self.rows(length)
 
+    def tokens_in_blocks(
+        self,
+        x_BNC: Tensor,
+        lengths_B: Tensor | None,
+        block: int,
+        blocks: int,
+        skipped: int = 0,
+        E: Tensor | None = None,
+    ) -> Tensor:
+        """How many tokens each row stands for in each of `blocks` blocks of `block` tokens: (B or 1, 1 or G, blocks, K).
+
+        A layer with a window weights its rows by them (see `window_linformer.py`); they have no gradient. The first
+        `skipped` tokens are left out. `E` is that of the keys, (N, M, K) or (B, N, M, K), if it is known already.
+        """
+        raise NotImplementedError(
+            f"projection={self.kind!r} does not tell which tokens its rows stand for, so it cannot have a window; "
+            "define `tokens_in_blocks` in its class, or use window_length=0"
+        )
+
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
         """E for the keys of one example, (N, G, K); for kinds whose `matrix_depends_on` is "length", only N matters."""
         raise NotImplementedError
@@ -271,16 +290,49 @@ class DenseProjection(Projection):
         """E and F for these tokens."""
         raise NotImplementedError
 
+    def tokens_in_blocks(
+        self,
+        x_BNC: Tensor,
+        lengths_B: Tensor | None,
+        block: int,
+        blocks: int,
+        skipped: int = 0,
+        E: Tensor | None = None,
+    ) -> Tensor:
+        """A row stands for N / K tokens, divided among the positions in proportion to the size of E there."""
+        length = x_BNC.shape[1]
+        if E is None:
+            E = self.matrices_for(x_BNC, lengths_B).part(self.key_slice()).E
+        size_BNMK = at_least_float32(E.detach()).abs()
+        size_BNMK = size_BNMK if E.dim() == 4 else size_BNMK[None]
+        position_N = torch.arange(length, device=E.device)
+        is_counted_BN = (position_N >= skipped)[None]
+        if lengths_B is not None:
+            is_counted_BN = is_counted_BN & (position_N < lengths_B[:, None])
+        if lengths_B is not None or skipped:
+            size_BNMK = size_BNMK.masked_fill(~is_counted_BN[..., None, None], 0)
+        size_BNF = nn.functional.pad(size_BNMK.flatten(2), (0, 0, 0, blocks * block - length))
+        tokens_BnMK = split_windows(size_BNF, block).sum(dim=2).unflatten(-1, E.shape[-2:])
+        return (tokens_BnMK * self._tokens_per_size(length, lengths_B)).transpose(1, 2)
+
+    def _tokens_per_size(self, length: int, lengths_B: Tensor | None) -> Tensor:
+        """N / K over the sum of a column of E: (1 or B, 1, 1 or M, 1 or K)."""
+        raise NotImplementedError
+
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
         E = self.matrices_for(x_1NC).E
         return (E if E.dim() == 3 else E[0])[:, self.key_slice()]
 
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
-        E, scale = self.matrices_for(x_BNC, lengths_B)
+        return Projected(self.apply_matrices(self.matrices_for(x_BNC, lengths_B), x_BNC), None)
+
+    def apply_matrices(self, matrices: Matrices, x_BNC: Tensor) -> Tensor:
+        """`Eᵀ X`, (B, M, K, C)."""
+        E, scale = matrices
         # E and F in one product, so that X is read once; bmm, because matmul would copy X to fold the batch into it
         E_BFN = E.flatten(-2).transpose(-1, -2).expand(x_BNC.shape[0], -1, -1)
         rows_BMKC = torch.bmm(E_BFN, x_BNC).unflatten(1, (self.matrices, self.projected_length))
-        return Projected(rows_BMKC if scale is None else scaled(rows_BMKC, scale[..., None]), None)
+        return rows_BMKC if scale is None else scaled(rows_BMKC, scale[..., None])
 
 
 class LinearProjection(DenseProjection, kind="linear"):
@@ -329,6 +381,11 @@ class LinearProjection(DenseProjection, kind="linear"):
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
         length = x_BNC.shape[1]
         return Matrices(self.weight[:length], self._column_scale(length, lengths_B) if self.rescale else None)
+
+    def _tokens_per_size(self, length: int, lengths_B: Tensor | None) -> Tensor:
+        # of all rows of E: columns that belong to tokens beyond a short input stand for few of its tokens
+        sums_MK = at_least_float32(self.weight[:, self.key_slice()].detach()).abs().sum(dim=0)
+        return self.weight.shape[0] / self.projected_length / sums_MK.clamp(min=torch.finfo(sums_MK.dtype).tiny)
 
     def _column_scale(self, length: int, lengths_B: Tensor | None) -> Tensor:
         """‖E[:, j]‖ / ‖E[real rows, j]‖: gives the keys of short inputs the norm of those of full inputs."""
@@ -415,11 +472,39 @@ class DynamicProjection(DenseProjection, kind="dynamic"):
         E_BNMK = logits_BNF.softmax(dim=1).unflatten(-1, (self.matrices, self.projected_length))
         return Matrices(E_BNMK.to(x_BNC.dtype), None)
 
+    def _tokens_per_size(self, length: int, lengths_B: Tensor | None) -> Tensor:
+        real_B = torch.full((1,), length, device=self.weight.device) if lengths_B is None else lengths_B
+        return real_B[:, None, None, None] / self.projected_length
+
     def extra_repr(self) -> str:
         return f"embed_dim={self.weight.shape[0]}, projected_length={self.projected_length}, matrices={self.matrices}"
 
 
-class KernelProjection(Projection):
+class SegmentProjection(Projection):
+    """Each row stands for the tokens of one segment."""
+
+    def segments(self, length: int, lengths_B: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The first token of each segment and the one after its last, (B, K) or (1, K); empty: a row that is skipped."""
+        raise NotImplementedError
+
+    def tokens_in_blocks(
+        self,
+        x_BNC: Tensor,
+        lengths_B: Tensor | None,
+        block: int,
+        blocks: int,
+        skipped: int = 0,
+        E: Tensor | None = None,
+    ) -> Tensor:
+        """The number of tokens that a segment and a block have in common."""
+        first_BK, after_BK = self.segments(x_BNC.shape[1], lengths_B, x_BNC.device)
+        start_n1 = torch.arange(blocks, device=x_BNC.device)[:, None] * block
+        first_BnK = first_BK[:, None].maximum(start_n1.clamp(min=skipped))
+        after_BnK = after_BK[:, None].minimum(start_n1 + block)
+        return (after_BnK - first_BnK).clamp(min=0)[:, None].to(torch.float32)
+
+
+class KernelProjection(SegmentProjection):
     """A convolution along the sequence with kernel = stride = max_length / K, rounded up.
 
     The kernel size is fixed when the layer is built. Since it is rounded up, there may be fewer than K rows. Inputs
@@ -437,6 +522,10 @@ class KernelProjection(Projection):
 
     def rows(self, length: int) -> int:
         return windows(length, self.window)
+
+    def segments(self, length: int, lengths_B: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        first_1K = torch.arange(windows(length, self.window), device=device)[None] * self.window
+        return first_1K, first_1K + real_tokens_in_windows(length, self.window, lengths_B, device)
 
     def resized_taps(self, taps_MWC: Tensor, max_length: int) -> Tensor:
         """(M, W, C) taps for the window of another `max_length`: stretched, with the same sum."""
@@ -568,7 +657,7 @@ class HeadConvProjection(KernelProjection, kind="head_conv"):
         return f"head_dim={self.weight.shape[-1]}, window={self.window}, matrices={self.matrices}"
 
 
-class PoolingProjection(Projection):
+class PoolingProjection(SegmentProjection):
     """Pools the real tokens of each example in K windows, whose sizes differ by at most one.
 
     With at most K tokens, each is a window, and the layer computes full attention.
@@ -597,19 +686,21 @@ class PoolingProjection(Projection):
         if lengths_B is None and width * rows == length:  # equal windows: a view, no copy
             return Projected(self.pool(x_BNC.unflatten(1, (rows, width)), None)[:, None], None)
 
-        row_K = torch.arange(rows, device=x_BNC.device)
-        real_B1 = torch.full((1, 1), length, device=x_BNC.device) if lengths_B is None else lengths_B[:, None]
-        used_B1 = real_B1.clamp(max=rows)
-        first_BK = row_K * real_B1 // used_B1.clamp(min=1)
-        after_BK = (row_K + 1) * real_B1 // used_B1.clamp(min=1)
-        present_BK = row_K < used_B1
+        first_BK, after_BK = self.segments(length, lengths_B, x_BNC.device)
         position_BKW = first_BK[..., None] + torch.arange(width, device=x_BNC.device)
-        is_real_BKW = (position_BKW < after_BK[..., None]) & present_BK[..., None]
+        is_real_BKW = position_BKW < after_BK[..., None]
         index_BX = position_BKW.clamp(max=length - 1).flatten(1)
         batch_B1 = torch.arange(x_BNC.shape[0], device=x_BNC.device)[:, None]
         windows_BKWC = x_BNC[batch_B1, index_BX].unflatten(1, (rows, width))
         rows_BKC = self.pool(windows_BKWC, is_real_BKW[..., None])
-        return Projected(rows_BKC[:, None], None if lengths_B is None else present_BK)
+        return Projected(rows_BKC[:, None], None if lengths_B is None else first_BK < after_BK)
+
+    def segments(self, length: int, lengths_B: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        row_K = torch.arange(self.rows(length), device=device)
+        real_B1 = torch.full((1, 1), length, device=device) if lengths_B is None else lengths_B[:, None]
+        used_B1 = real_B1.clamp(min=1, max=row_K.shape[0])
+        first_BK, after_BK = (edge_K * real_B1 // used_B1 for edge_K in (row_K, row_K + 1))
+        return first_BK, after_BK.minimum(real_B1)
 
     def extra_repr(self) -> str:
         return f"projected_length={self.projected_length}"
@@ -648,6 +739,7 @@ class NoProjection(Projection, kind="none"):
     """Each token is its own row: full attention, computed by the same code; the baseline of all comparisons."""
 
     has_matrices = False
+    can_have_window = False
     why_no_matrix = "has full attention"
 
     def rows(self, length: int) -> int:

@@ -1,0 +1,283 @@
+"""Near and far: the tokens around a query, exactly, beside the K rows for the rest of the input, in one softmax.
+
+    out_i = softmax([Q_i keys_W(i)ᵀ / √D, Q_i keys_Kᵀ / √D + log tokens_i]) [values_W(i); values_K]
+
+The window W(i) holds the tokens of the block of token i and of the blocks on either side, each of `window_length`
+tokens, and the first `global_tokens` tokens. `tokens_i` is, for each row, the number of tokens outside of W(i) that it
+stands for. An input that fits into the window therefore has ordinary full attention.
+
+Queries are processed in tiles of one block, or of several if blocks are short: the products need some size to be fast.
+
+Shapes: B batch, N tokens, n blocks, T tiles, Q tokens in a tile, P near tokens (N, filled up to tiles, and a block more
+on either side), R far rows (global tokens, then the K rows), S columns of a softmax (Q + 2 blocks + R), M matrices, H
+heads, G key-value heads, D head size, F = G·D.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .multihead_linformer import softmax_attention
+from .projection_linformer import at_least_float32, is_static, split_windows, windows
+from .reversible_linformer import AutocastState, RandomState, can_recompute
+
+# tokens per tile, at least, if blocks are shorter
+TILE = 64
+# queries per chunk: intermediate results stay in the processor's cache, and are computed again in the backward pass
+QUERY_CHUNK = 512
+
+
+class Tiling(NamedTuple):
+    """How the tokens are divided: `blocks` of `window` tokens, and tiles of `blocks_per_tile` blocks."""
+
+    window: int
+    global_tokens: int
+    blocks_per_tile: int
+    tiles: int
+
+    @classmethod
+    def of(cls, length: int, window: int, global_tokens: int, single_blocks: bool = False) -> "Tiling":
+        """The tiling of `length` tokens; `single_blocks`: a block is a tile."""
+        blocks_per_tile = 1 if single_blocks else max(1, TILE // window)
+        if is_static(length):
+            blocks_per_tile = min(blocks_per_tile, windows(length, window))
+        return cls(window, global_tokens, blocks_per_tile, windows(length, blocks_per_tile * window))
+
+    @property
+    def size(self) -> int:
+        """Q, the number of tokens in a tile."""
+        return self.blocks_per_tile * self.window
+
+    @property
+    def near(self) -> int:
+        """The number of near tokens that a tile is compared with."""
+        return self.size + 2 * self.window
+
+    @property
+    def blocks(self) -> int:
+        """n, counted in whole tiles."""
+        return self.tiles * self.blocks_per_tile
+
+    def scores(self, rows: int) -> int:
+        """The number of scores that are computed for each head of one example."""
+        return self.tiles * self.size * (self.near + self.global_tokens + rows)
+
+
+class NearAndFar(NamedTuple):
+    """What the queries of a batch attend to."""
+
+    near_keys_BPF: Tensor
+    near_values_BPF: Tensor
+    far_keys_BRF: Tensor
+    far_values_BRF: Tensor
+    bias_BMnS: Tensor  # added to the scores, for each block; M is 1, or G if each key-value head has its own E
+
+
+def near_tokens(features_BNF: Tensor, tiling: Tiling) -> Tensor:
+    """(B, N, F) to (B, P, F): zeros fill the last tile, and there is a block of zeros on either side."""
+    behind = tiling.tiles * tiling.size - features_BNF.shape[1]
+    return nn.functional.pad(features_BNF, (0, 0, tiling.window, behind + tiling.window))
+
+
+def far_rows(features_BNF: Tensor, rows_BGKD: Tensor | None, global_tokens: int) -> Tensor:
+    """(B, R, F): the first `global_tokens` tokens, filled up with zeros, then the rows."""
+    first_BNF = features_BNF[:, :global_tokens]
+    if not is_static(features_BNF.shape[1]) or features_BNF.shape[1] < global_tokens:
+        first_BNF = nn.functional.pad(features_BNF, (0, 0, 0, global_tokens))[:, :global_tokens]
+    return first_BNF if rows_BGKD is None else torch.cat([first_BNF, rows_BGKD.transpose(1, 2).flatten(2)], dim=1)
+
+
+def tokens_outside(tokens_BMnK: Tensor) -> Tensor:
+    """From the number of tokens of each row in each block, that in all blocks but the block itself and its neighbors.
+
+    Sums of what is outside, not differences, so that they are exactly zero if there is nothing.
+    """
+    blocks, padded = tokens_BMnK.shape[2], nn.functional.pad(tokens_BMnK, (0, 0, 2, 2))
+    before, after = padded.cumsum(dim=2)[:, :, :blocks], padded.flip(2).cumsum(dim=2).flip(2)[:, :, 4:]
+    return before + after
+
+
+def column_bias(tiling: Tiling, lengths_B: Tensor, tokens_BMnK: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """(B, M, n, S): 0 for a token that the block sees, the log of the number of tokens for a row, hidden otherwise.
+
+    Hidden columns have the lowest score and not minus infinity: padding may see nothing, and an empty softmax is nan.
+    """
+    window, device, hidden = tiling.window, lengths_B.device, torch.finfo(dtype).min / 2
+    block_n1 = torch.arange(tiling.blocks, device=device)[:, None]
+    first_n1 = (block_n1 // tiling.blocks_per_tile * tiling.blocks_per_tile - 1) * window
+    near_nS = first_n1 + torch.arange(tiling.near, device=device)
+    global_nS = torch.arange(tiling.global_tokens, device=device).expand(tiling.blocks, -1)
+    is_close_nS = torch.cat(
+        [(near_nS // window - block_n1).abs() <= 1, (global_nS // window - block_n1).abs() > 1], dim=1
+    )
+    position_nS = torch.cat([near_nS, global_nS], dim=1)
+    is_seen_BnS = is_close_nS & (position_nS >= 0) & (position_nS < lengths_B[:, None, None])
+    bias_B1nS = torch.zeros_like(is_seen_BnS, dtype=dtype).masked_fill(~is_seen_BnS, hidden)[:, None]
+    if tokens_BMnK is None:
+        return bias_B1nS
+    of_rows_BMnK = tokens_outside(tokens_BMnK).log().to(dtype).clamp(min=hidden)
+    batch, matrices = max(bias_B1nS.shape[0], of_rows_BMnK.shape[0]), of_rows_BMnK.shape[1]
+    return torch.cat([part.expand(batch, matrices, -1, -1) for part in (bias_B1nS, of_rows_BMnK)], dim=-1)
+
+
+def tile_columns(near_BPF: Tensor, far_BRF: Tensor, tiling: Tiling) -> Tensor:
+    """(B, T, S, F): the near tokens of each tile, then the far rows."""
+    size, window = tiling.size, tiling.window
+    tokens = near_BPF.shape[1] - 2 * window
+    left_BTQF, own_BTQF, right_BTQF = (
+        split_windows(near_BPF[:, first : first + tokens], size) for first in (0, window, 2 * window)
+    )
+    far_BTRF = far_BRF[:, None].expand(-1, own_BTQF.shape[1], -1, -1)
+    return torch.cat([left_BTQF[:, :, :window], own_BTQF, right_BTQF[:, :, size - window :], far_BTRF], dim=2)
+
+
+def add_columns(near_BPF: Tensor, far_BRF: Tensor, columns_BTSF: Tensor, tiling: Tiling) -> None:
+    """The gradient of `tile_columns`, added in place."""
+    size, window = tiling.size, tiling.window
+    tokens = near_BPF.shape[1] - 2 * window
+    left, own, right, far = columns_BTSF.split([window, size, window, far_BRF.shape[1]], dim=2)
+    split_windows(near_BPF[:, :tokens], size)[:, :, :window] += left
+    split_windows(near_BPF[:, window : window + tokens], size)[:] += own
+    split_windows(near_BPF[:, 2 * window :], size)[:, :, size - window :] += right
+    far_BRF += far.sum(dim=1, dtype=far_BRF.dtype)
+
+
+class WindowAttention(NamedTuple):
+    """The softmax over window and rows, for a tiling and a number of heads."""
+
+    tiling: Tiling
+    num_heads: int
+    num_kv_heads: int
+    dropout: float
+    fused: bool = True
+
+    def __call__(self, query_BNF: Tensor, context: NearAndFar) -> Tensor:
+        """(B, N, H·D) queries, filled up to whole tiles, to (B, N, H·D) heads."""
+        if can_recompute() and self.fused:
+            return _InChunks.apply(self, query_BNF, *context)
+        return self.whole(query_BNF, context)[0]
+
+    def whole(self, query_BNF: Tensor, context: NearAndFar, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """All tiles at once: heads, and on request the (B, H, N, S) weights."""
+        keys_BTSF = tile_columns(context.near_keys_BPF, context.far_keys_BRF, self.tiling)
+        values_BTSF = tile_columns(context.near_values_BPF, context.far_values_BRF, self.tiling)
+        return self.attend(query_BNF, keys_BTSF, values_BTSF, context.bias_BMnS, need_weights)
+
+    def attend(
+        self,
+        query_BNF: Tensor,
+        keys_BTSF: Tensor,
+        values_BTSF: Tensor,
+        bias_BMnS: Tensor,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Each tile of queries attends to its columns."""
+        query_BTQF = split_windows(query_BNF, self.tiling.size)
+        heads_XHQD, weights_XHQS = softmax_attention(
+            self._heads(query_BTQF, self.num_heads),
+            self._heads(keys_BTSF, self.num_kv_heads),
+            self._heads(values_BTSF, self.num_kv_heads),
+            self._bias(bias_BMnS),
+            self.dropout,
+            need_weights,
+            self.fused,
+        )
+        tiles = query_BTQF.shape[:2]
+        heads_BNF = heads_XHQD.transpose(1, 2).flatten(2).unflatten(0, tiles).flatten(1, 2)
+        if weights_XHQS is None:
+            return heads_BNF, None
+        return heads_BNF, weights_XHQS.unflatten(0, tiles).transpose(1, 2).flatten(2, 3)
+
+    def _heads(self, features_BTSF: Tensor, heads: int) -> Tensor:
+        """(B, T, S, F) to (B·T, H, S, D)."""
+        features_XGSD = features_BTSF.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2)
+        return features_XGSD if heads == self.num_heads else features_XGSD.repeat_interleave(self._group, dim=1)
+
+    def _bias(self, bias_BMnS: Tensor) -> Tensor:
+        """(B, M, n, S) to (B·T, 1 or H, 1 or Q, S)."""
+        blocks = self.tiling.blocks_per_tile
+        bias_XMnS = split_windows(bias_BMnS, blocks).transpose(1, 2).flatten(0, 1)
+        if bias_BMnS.shape[1] > 1:
+            bias_XMnS = bias_XMnS.repeat_interleave(self._group, dim=1)
+        return bias_XMnS if blocks == 1 else bias_XMnS.repeat_interleave(self.tiling.window, dim=2)
+
+    @property
+    def _group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    def chunks(self, batch: int, tiles: int) -> Iterator[tuple[slice, slice]]:
+        """Examples and tiles of about `QUERY_CHUNK` queries at a time."""
+        some = max(1, QUERY_CHUNK // self.tiling.size)
+        examples, some = max(1, some // tiles), min(some, tiles)
+        for example in range(0, batch, examples):
+            for tile in range(0, tiles, some):
+                yield slice(example, min(example + examples, batch)), slice(tile, min(tile + some, tiles))
+
+    def piece(self, context: NearAndFar, examples: slice, tiles: slice) -> NearAndFar:
+        """What the queries of these tiles attend to."""
+        size, blocks = self.tiling.size, self.tiling.blocks_per_tile
+        near = slice(tiles.start * size, tiles.stop * size + 2 * self.tiling.window)
+        return NearAndFar(
+            context.near_keys_BPF[examples, near],
+            context.near_values_BPF[examples, near],
+            context.far_keys_BRF[examples],
+            context.far_values_BRF[examples],
+            context.bias_BMnS[examples, :, tiles.start * blocks : tiles.stop * blocks],
+        )
+
+    def rows(self, tiles: slice) -> slice:
+        """The queries of these tiles."""
+        return slice(tiles.start * self.tiling.size, tiles.stop * self.tiling.size)
+
+
+class _InChunks(torch.autograd.Function):
+    """`WindowAttention.whole` in chunks: neither columns nor weights are kept, the backward pass computes them again."""
+
+    @staticmethod
+    def forward(ctx: Any, attention: WindowAttention, query_BNF: Tensor, *context: Tensor) -> Tensor:
+        ctx.attention, ctx.autocast = attention, AutocastState(query_BNF.device)
+        ctx.random = RandomState(query_BNF.device) if attention.dropout else None
+        ctx.save_for_backward(query_BNF, *context)
+        heads_BNF = torch.empty_like(query_BNF)
+        for examples, tiles in attention.chunks(query_BNF.shape[0], attention.tiling.tiles):
+            rows, piece = attention.rows(tiles), attention.piece(NearAndFar(*context), examples, tiles)
+            heads_BNF[examples, rows] = attention.whole(query_BNF[examples, rows], piece)[0]
+        return heads_BNF
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BNF: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.random is None:
+            return _InChunks._gradients(ctx, grad_BNF)
+        with ctx.random.restored():
+            return _InChunks._gradients(ctx, grad_BNF)
+
+    @staticmethod
+    def _gradients(ctx: Any, grad_BNF: Tensor) -> tuple[Tensor | None, ...]:
+        attention, (query_BNF, *tensors) = ctx.attention, ctx.saved_tensors
+        tiling, context = attention.tiling, NearAndFar(*tensors)
+        grad_query_BNF = torch.empty_like(query_BNF)
+        near = [torch.zeros_like(tensor) for tensor in context[:2]]
+        # many tiles add to these
+        far = [torch.zeros_like(at_least_float32(tensor)) for tensor in context[2:4]]
+        gradients = NearAndFar(*near, *far, context.bias_BMnS)
+        for examples, tiles in attention.chunks(query_BNF.shape[0], tiling.tiles):
+            rows, piece = attention.rows(tiles), attention.piece(context, examples, tiles)
+            leaves = [
+                query_BNF[examples, rows],
+                tile_columns(piece.near_keys_BPF, piece.far_keys_BRF, tiling),
+                tile_columns(piece.near_values_BPF, piece.far_values_BRF, tiling),
+            ]
+            leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+            with torch.enable_grad(), ctx.autocast.restored():
+                heads_BNF, _ = attention.attend(*leaves, piece.bias_BMnS)
+            grad_query_BNF[examples, rows], key_columns, value_columns = torch.autograd.grad(
+                heads_BNF, leaves, grad_BNF[examples, rows]
+            )
+            total = attention.piece(gradients, examples, tiles)
+            add_columns(total.near_keys_BPF, total.far_keys_BRF, key_columns, tiling)
+            add_columns(total.near_values_BPF, total.far_values_BRF, value_columns, tiling)
+        return None, grad_query_BNF, *near, *(total.to(query_BNF.dtype) for total in far), None
