@@ -219,7 +219,7 @@ class Study:
 
 # fields of LinformerConfig that are younger than published results; at their defaults, these results stay valid
 ADDED_FIELDS = (
-    *("embedding_size", "outer_norms", "reversible"),
+    *("embedding_size", "outer_norms", "reversible", "window_length", "global_tokens"),
     *("decoder_hidden_size", "decoder_num_attention_heads", "decoder_intermediate_size"),
 )
 

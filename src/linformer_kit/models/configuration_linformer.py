@@ -12,7 +12,9 @@ from transformers.utils import logging
 
 from .options_linformer import (
     POST_NORM_IS_NOT_REVERSIBLE,
+    WINDOW_IN_DECODER,
     check_local_width,
+    check_window,
     choice,
     nearest_of,
     positive_integer,
@@ -69,6 +71,9 @@ class LinformerConfig(PreTrainedConfig):
     - `projected_length`: K, the number of rows of keys and values; one number, or one for each layer. With
       `sharing="layerwise"`, the shared projection has the largest, and each layer uses a part of it (`Projection.cut`).
     - `sharing`: which E and F are shared: "none", "headwise", "kv" or "layerwise".
+    - `window_length`: each token of an encoder attends exactly to the block of so many tokens around it and to the
+      blocks on either side, in one softmax with the K rows; 0 for none. `projected_length` may then be 0.
+    - `global_tokens`: the first so many tokens are visible to all tokens exactly; needs `window_length`.
     - `rescale`: give the keys and values of short inputs the scale of full ones.
     - `position_embedding`: "learned", "sinusoidal" or "none".
     - `norm_first`: layer norm before attention and feed-forward (pre-norm), or after them as in BERT.
@@ -109,6 +114,8 @@ class LinformerConfig(PreTrainedConfig):
     projection: str = "linear"
     projected_length: int | list[int] = 128
     sharing: str = "headwise"
+    window_length: int = 0
+    global_tokens: int = 0
     rescale: bool = False
     position_embedding: str = "learned"
     local_width: int = 0
@@ -208,7 +215,11 @@ class LinformerConfig(PreTrainedConfig):
         choice("classifier_pooling", self.classifier_pooling, POOLINGS)
         choice("hidden_act", self.hidden_act, ACT2FN)
         for length in self.projected_lengths:
-            Projection.check_options(self.projection, self.max_position_embeddings, length, self.sharing, self.rescale)
+            sizes = (self.max_position_embeddings, length or 1)
+            Projection.check_options(self.projection, *sizes, self.sharing, self.rescale)
+            check_window(Projection.kinds[self.projection], length, self.window_length, self.global_tokens)
+        if self.is_decoder and self.window_length:
+            raise ValueError(WINDOW_IN_DECODER.format(window_length=self.window_length))
         Projection.check_lengths(self.projection, self.projected_lengths, self.sharing)
         self._check_heads()
         sizes = {"type_vocab_size": "token types", "intermediate_size": "feed-forward"}

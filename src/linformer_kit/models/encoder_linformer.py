@@ -116,6 +116,8 @@ class LinformerEncoder(nn.Module):
     torch.Size([2, 1000, 64])
 
     - `projected_length`: one number, or one per layer (higher layers need less).
+    - `window_length`: each token attends exactly to the block of so many tokens around it and to the blocks on either
+      side, in one softmax with the K rows; `global_tokens`: and to the first so many tokens.
     - `sharing="layerwise"`: all layers share one matrix, which the encoder owns; layers with a smaller
       `projected_length` use a part of it (`Projection.cut`).
     - `feed_forward`: "gelu", "relu", "gated" or "none".
@@ -142,6 +144,8 @@ class LinformerEncoder(nn.Module):
         rescale: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
+        window_length: int = 0,
+        global_tokens: int = 0,
         norm_first: bool = True,
         final_norm: bool | None = None,
         feed_forward: str = "gelu",
@@ -191,6 +195,8 @@ class LinformerEncoder(nn.Module):
                     rescale=rescale,
                     dropout=dropout,
                     bias=bias,
+                    window_length=window_length,
+                    global_tokens=global_tokens,
                 ),
                 None
                 if feed_forward == "none"
@@ -209,18 +215,18 @@ class LinformerEncoder(nn.Module):
         if hasattr(projected_length, "tolist"):  # arrays and tensors
             projected_length = projected_length.tolist()
         if not isinstance(projected_length, list | tuple):
-            return [positive_integer("projected_length", projected_length)] * depth
+            return [projected_length] * depth
         if len(projected_length) != depth:
             raise ValueError(
                 f"projected_length has {len(projected_length)} numbers but depth is {depth}; "
                 "pass one number, or one per layer"
             )
-        return [positive_integer("projected_length", length) for length in projected_length]
+        return list(projected_length)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, need_weights: bool = False):
         """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens.
 
-        `need_weights` also returns the (B, H, N, K) attention weights, one tensor per layer.
+        `need_weights` also returns the attention weights, one tensor per layer, as `LinformerAttention` does.
         """
         check_features("x", x, self.embed_dim, next(self.parameters()))
         if mask is not None:

@@ -128,6 +128,8 @@ def make_attention(config: LinformerConfig, layer_idx: int, context_dim: int | N
         projected_length=config.projected_lengths[layer_idx],
         rescale=config.rescale,
         context_dim=context_dim,
+        window_length=config.window_length,
+        global_tokens=config.global_tokens,
     )
 
 

@@ -65,6 +65,8 @@ def decoder_config(config: LinformerConfig) -> LinformerConfig:
         "add_cross_attention": True,
         "cross_attention_hidden_size": config.hidden_size,
         "projected_length": config.projected_lengths[-1],
+        "window_length": 0,
+        "global_tokens": 0,
         "type_vocab_size": 0,
         **config.decoder_sizes(),
     }

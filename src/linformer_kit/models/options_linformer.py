@@ -221,8 +221,14 @@ def projection_names() -> tuple[str, ...]:
     return tuple(re.findall(r'^class \w+\(.*\bkind="(\w+)"\):', source, flags=re.MULTILINE))
 
 
+WINDOW_IN_DECODER = (
+    "window_length={window_length} in a causal layer, which sees the tokens of its own block exactly already, and must "
+    "not see later ones; set block_length instead, and window_length=0"
+)
+
+
 def check_window(kind: type[ProjectionFacts], projected_length: int, window_length: int, global_tokens: int) -> None:
-    """Raise unless a layer can have this window."""
+    """Raise unless a layer can have this window, and this number of rows."""
     for name, value in (("window_length", window_length), ("global_tokens", global_tokens)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
             raise ValueError(f"{name} is {value!r}; it must be an integer of at least 0")
@@ -231,6 +237,11 @@ def check_window(kind: type[ProjectionFacts], projected_length: int, window_leng
             raise ValueError(
                 f"global_tokens={global_tokens} with window_length=0, but without a window no token is seen exactly; "
                 "set window_length, or global_tokens=0"
+            )
+        if projected_length == 0:
+            raise ValueError(
+                "projected_length is 0, which only layers with a window can have; set projected_length to at least 1, "
+                "or window_length"
             )
         positive_integer("projected_length", projected_length)
         return

@@ -187,7 +187,7 @@ class RunConfig:
 
 # fields of the initial model (`model.from`) that a run may change: their weights can be kept or initialized
 CHANGEABLE_MODEL_FIELDS = {
-    *("attention", "projection", "projected_length", "sharing", "rescale"),
+    *("attention", "projection", "projected_length", "sharing", "rescale", "window_length", "global_tokens"),
     *("decoder_attention", "block_length", "slots", "max_position_embeddings"),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
 }
@@ -375,10 +375,15 @@ def check_model_keys(model: dict[str, Any]) -> None:
 
 def model_settings(model: dict[str, Any]) -> dict[str, Any]:
     """The fields of LinformerConfig that the section `model` sets."""
-    # without E there is nothing to share or to rescale
-    full = {"projection": "none", "decoder_attention": "full", "sharing": "headwise", "rescale": False}
     settings = {name: value for name, value in model.items() if name not in ("from", "attention")}
-    return settings | full if model.get("attention") == "full" else settings
+    if model.get("attention") != "full":
+        return settings
+    lengths = settings.get("projected_length")
+    if 0 in (lengths if isinstance(lengths, list) else [lengths]):  # a window without rows: K has no effect here
+        del settings["projected_length"]
+    # without E there is nothing to share or to rescale, and every token is in the window
+    full = {"projection": "none", "decoder_attention": "full", "sharing": "headwise", "rescale": False}
+    return settings | full | {name: 0 for name in ("window_length", "global_tokens") if name in settings}
 
 
 def resolve_model_config(model: dict[str, Any]) -> "LinformerConfig":
