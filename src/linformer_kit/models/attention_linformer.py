@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
-from .options_linformer import checked_options, check_window, choice, positive_integer
+from .options_linformer import check_window, checked_options, choice, positive_integer
 from .projection_linformer import (
     DenseProjection,
     Matrices,
@@ -31,7 +31,7 @@ from .projection_linformer import (
     scaled,
 )
 from .validation_linformer import boolean_mask, check_features, compute_dtype
-from .window_linformer import NearAndFar, Tiling, WindowAttention, column_bias, far_rows, near_tokens
+from .window_linformer import NearAndFar, Tiling, WindowAttention, column_bias, far_rows, first_tokens, near_tokens
 
 # queries per chunk when no gradient is needed: intermediate results stay in the processor's cache
 QUERY_CHUNK = 1024
@@ -548,7 +548,7 @@ class LinformerAttention(MultiHeadLayer):
             tokens_BNC = projection(x_BNC, lengths_B).rows_BMKC[:, 0]
             keys_BNF, values_BNF = self.key(tokens_BNC), self.value(tokens_BNC)
             key_rows, value_rows = (x.unflatten(-1, heads).transpose(1, 2) for x in (keys_BNF, values_BNF))
-            keys_BNF, values_BNF = keys_BNF[:, :length], values_BNF[:, :length]
+            keys_BNF, values_BNF = first_tokens(keys_BNF, length), first_tokens(values_BNF, length)
         elif isinstance(projection, DenseProjection):
             matrices = projection.matrices_for(x_BNC, lengths_B)
             E, F = matrices.part(projection.key_slice()), matrices.part(projection.value_slice())
@@ -599,13 +599,13 @@ class LinformerAttention(MultiHeadLayer):
                 heads, weights = attention.whole(query, context, need_weights)
             else:
                 heads, weights = attention(query, context), None
-            heads = heads[:, : x.shape[1]]
+            heads = first_tokens(heads, x.shape[1])
             return heads if is_empty is None else heads.masked_fill(is_empty[:, None, None], 0), weights
 
         is_empty_B = None if lengths_B is None else lengths_B == 0
         if need_weights or torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_static(length):
             heads_BNF, weights = attend(x_BNC, context, is_empty_B, tiling.tiles)
-            return self.output(heads_BNF), None if weights is None else weights[:, :, :length]
+            return self.output(heads_BNF), None if weights is None else first_tokens(weights, length)
         output_BNC = context.near_values_BPF.new_empty(*x_BNC.shape[:2], self.embed_dim)
         for examples, tiles in attention.chunks(x_BNC.shape[0], tiling.tiles):
             rows = attention.rows(tiles)
