@@ -50,6 +50,7 @@ def test_the_published_experiment_as_json():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_keras_shows_tables():
     sizes = "--sequence-length 50 --batch-size 2 --embedding-dim 16 --projection-dim 8 --num-heads 2 --hidden-dim 4"
     command = ["benchmark", *sizes.split(), "--sharing", "kv", "--backend", "keras"]
