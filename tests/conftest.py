@@ -27,7 +27,8 @@ os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
 # read by JAX and TensorFlow: compiled code runs once here, so compile time matters more than its speed
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1",
 )
 
 # Keras in this process uses PyTorch, which is loaded anyway; test_keras.py runs all backends in separate processes
@@ -101,9 +102,7 @@ def forked_workers(monkeypatch):
         own = {name: env[name] for name in fork_server.FREE if name in env}
         return fork_server.run(command, env=environment(**own), **options)
 
-    monkeypatch.setattr(
-        isolated, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    )
+    monkeypatch.setattr(isolated, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
 
 
 # training; slow imports are inside the functions
