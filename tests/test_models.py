@@ -591,20 +591,25 @@ def test_new_positions_repeat_the_old_ones_from_the_first():
 def test_a_checkpoint_can_contain_the_code(tmp_path):
     """Loaded where the package is not installed, from nothing but the directory."""
     script = """
-        import sys
+        import os, sys
         sys.modules["linformer_kit"] = None  # as if it were not installed
         import torch
         from safetensors.torch import save_file
-        from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM
-        auto = {"masked": AutoModelForMaskedLM, "seq2seq": AutoModelForSeq2SeqLM}[sys.argv[2]]
-        model = auto.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
-        assert "transformers_modules" in type(model).__module__
-        kwargs = {"decoder_input_ids": torch.arange(9)[None] * 5 % 47 + 3} if sys.argv[2] == "seq2seq" else {}
-        save_file({"logits": model(torch.arange(3, 24)[None], **kwargs).logits}, sys.argv[3])
+        from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, modeling_layers
+        for name, auto in {"masked": AutoModelForMaskedLM, "seq2seq": AutoModelForSeq2SeqLM}.items():
+            if pid := os.fork():  # so that each starts without the code of the other
+                assert os.waitpid(pid, 0)[1] == 0, name
+                continue
+            model = auto.from_pretrained(f"{sys.argv[1]}/{name}", trust_remote_code=True).eval()
+            assert "transformers_modules" in type(model).__module__
+            kwargs = {"decoder_input_ids": torch.arange(9)[None] * 5 % 47 + 3} if name == "seq2seq" else {}
+            logits = model(torch.arange(3, 24)[None], **kwargs).logits
+            save_file({"logits": logits}, f"{sys.argv[1]}/{name}.safetensors")
+            break
     """
+    expected = {}
     for name, model_class in {"masked": LinformerForMaskedLM, "seq2seq": LinformerForConditionalGeneration}.items():
-        folder, answer = tmp_path / name, tmp_path / f"{name}.safetensors"
-        model = build(model_class, sharing="layerwise")
+        folder, model = tmp_path / name, build(model_class, sharing="layerwise")
         original = copy.copy(model_class._auto_class), copy.copy(type(model.config)._auto_class)
         try:
             model_class.register_for_auto_class(AUTO[model_class].__name__)
@@ -613,16 +618,19 @@ def test_a_checkpoint_can_contain_the_code(tmp_path):
         finally:
             model_class._auto_class, type(model.config)._auto_class = original
         assert (folder / "projection_linformer.py").exists()
-        environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-c", textwrap.dedent(script), str(folder), name, str(answer)]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert ran.returncode == 0, ran.stderr
-        assert_close(load_file(answer)["logits"], run(model, torch.arange(3, 24)[None]))
+        expected[name] = run(model, torch.arange(3, 24)[None])
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    for name, logits in expected.items():
+        assert_close(load_file(tmp_path / f"{name}.safetensors")["logits"], logits)
 
 
-# forks of a process that has imported only PyTorch, which takes seconds
+# forks of a process that has imported what transformers imports, which takes seconds, but not transformers
 IMPORT_ORDERS = """
-import os, sys, torch
+import os, sys, torch, torch._dynamo, torch.distributed.tensor, torch.onnx.ops, scipy.optimize
+assert not {"transformers", "linformer_kit"} & set(sys.modules)
 for first in sys.argv[1:]:
     if pid := os.fork():
         if os.waitpid(pid, 0)[1]:
