@@ -359,6 +359,9 @@ def compare(
     projected_lengths: Annotated[
         str | None, typer.Option(metavar="LIST", help="Projected lengths K, such as 64,128.")
     ] = None,
+    window_lengths: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Window lengths, such as 0,128; 0: no window.")
+    ] = None,
     implementations: Annotated[
         str | None,
         typer.Option(
@@ -400,7 +403,8 @@ def compare(
 ) -> None:
     """Measure time and memory of implementations; one CSV, resumable."""
     flags = {
-        **{"lengths": lengths, "projected_lengths": projected_lengths, "implementations": implementations},
+        **{"lengths": lengths, "projected_lengths": projected_lengths, "window_lengths": window_lengths},
+        **{"implementations": implementations},
         **{"subjects": subjects, "steps": steps, "backends": backends},
         **{"model": model, "num_layers": num_layers, "tokens": tokens, "device": device, "time_limit": time_limit},
     }

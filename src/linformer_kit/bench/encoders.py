@@ -87,7 +87,8 @@ def saved_encoder_config(directory: str, point: Point) -> LinformerConfig:
         **point.projection_options,
     }
     if point.projected_length is None:
-        return LinformerConfig.from_dict(options | {"sharing": "headwise", "rescale": False})
+        without = {"sharing": "headwise", "rescale": False, "window_length": 0, "global_tokens": 0}
+        return LinformerConfig.from_dict(options | without | {"projected_length": 1})
     lengths = [min(length, point.projected_length) for length in saved.projected_lengths]
     return LinformerConfig.from_dict(options | {"projected_length": lengths})
 
