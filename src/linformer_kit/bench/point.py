@@ -17,7 +17,7 @@ TRAINING_SUBJECTS = ("trainer", "preparation")  # run linformer_kit.training
 NO_ATTENTION_DROPOUT = "no attention dropout"  # a variant; fused attention is possible then
 # what a variant consists of, in this order, separated by ", "
 VARIANT = re.compile(
-    rf"(?P<name>\w+)?(?:(?:^|, )window (?P<window>[1-9]\d*))?(?:(?:^|, ){NO_ATTENTION_DROPOUT})?", re.ASCII
+    rf"(?P<name>(?!window)\w+)?(?:(?:^|, )window (?P<window>[1-9]\d*))?(?:(?:^|, ){NO_ATTENTION_DROPOUT})?", re.ASCII
 )
 
 OURS = "linformer-kit"

@@ -82,7 +82,10 @@ class Sweep:
         return [points for points in groups if points]
 
     def points(self, lengths: Sequence[int], backend: Backend, subject: Subject, step: Step) -> list[Point]:
-        """All combinations that exist: an implementation may lack the subject, K must not exceed the length, or be 0."""
+        """All combinations that exist: an implementation may lack the subject, and K must not exceed the length.
+
+        K = 0 exists with a window only.
+        """
         points = [
             Point(
                 *(subject, step, name, length, rows, self.batch or max(1, self.tokens // length)),
@@ -245,8 +248,8 @@ def check_windows(sweep: Sweep) -> None:
     if windows and not any(has_window(*each) for each in product(sweep.implementations, sweep.subjects)):
         found = [name for name in IMPLEMENTATIONS if has_window(name, "encoder")]
         raise UserError(
-            f"window_lengths has {windows[0]}, but nothing in this sweep has a window; add one of {', '.join(found)} with "
-            "the subject layer or encoder, or leave it out"
+            f"window_lengths has {windows[0]}, but nothing in this sweep has a window; add one of {', '.join(found)} "
+            "with the subject layer or encoder, or leave it out"
         )
     if 0 in sweep.projected_lengths and not windows:
         raise UserError(
