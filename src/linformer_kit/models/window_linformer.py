@@ -252,7 +252,7 @@ class WindowAttention(NamedTuple):
 
 
 class _InChunks(torch.autograd.Function):
-    """`WindowAttention.whole` in chunks: neither columns nor weights are kept, the backward pass computes them again."""
+    """`WindowAttention.whole` in chunks: the backward pass computes columns and weights again."""
 
     @staticmethod
     def forward(ctx: Any, attention: WindowAttention, query_BNF: Tensor, *context: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ class _InChunks(torch.autograd.Function):
         near = [torch.zeros_like(tensor) for tensor in context[:2]]
         # many tiles add to these
         far = [torch.zeros_like(at_least_float32(tensor)) for tensor in context[2:4]]
-        gradients = NearAndFar(*near, *far, context.bias_BMnS)
+        gradients = NearAndFar(near[0], near[1], far[0], far[1], context.bias_BMnS)
         for examples, tiles in attention.chunks(query_BNF.shape[0], tiling.tiles):
             rows, piece = attention.rows(tiles), attention.piece(context, examples, tiles)
             leaves = [
