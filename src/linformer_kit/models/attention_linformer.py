@@ -252,7 +252,7 @@ class LinformerAttention(MultiHeadLayer):
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
         if self.window_length:
             self._check_no_context(context, value)
-            output, weights = self._near_and_far(x, mask, projection, need_weights, fused)
+            output, weights = self.near_and_far(x, mask, projection, need_weights, fused)
         else:
             keys_values = self.project(x if context is None else context, mask, projection, value)
             output, weights = self.attend(x, keys_values, need_weights, fused)
@@ -511,7 +511,7 @@ class LinformerAttention(MultiHeadLayer):
         """Whether each of `length` tokens sees all others exactly: two blocks see each other."""
         return is_static(length) and length <= 2 * self.window_length
 
-    def _near_and_far(
+    def near_and_far(
         self, x_BNC: Tensor, mask: Tensor | None, given: Projection | None, need_weights: bool, fused: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Attention to window and rows: see `window_linformer.py`."""
@@ -540,47 +540,52 @@ class LinformerAttention(MultiHeadLayer):
         self, projection: Projection | None, x_BNC: Tensor, lengths_B: Tensor | None, tiling: Tiling
     ) -> NearAndFar:
         """Keys and values of all tokens and of the rows, and what is added to their scores."""
-        length, heads = x_BNC.shape[1], (self.num_kv_heads, self.head_dim)
-        key_rows = value_rows = tokens_BMnK = matrices = None
+        length = x_BNC.shape[1]
+        key_rows = value_rows = tokens_BMnK = None
         if projection is None:
             keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
-        elif projection.is_features_first:  # its rows are all tokens
-            tokens_BNC = projection(x_BNC, lengths_B).rows_BMKC[:, 0]
-            keys_BNF, values_BNF = self.key(tokens_BNC), self.value(tokens_BNC)
-            key_rows, value_rows = (x.unflatten(-1, heads).transpose(1, 2) for x in (keys_BNF, values_BNF))
-            keys_BNF, values_BNF = first_tokens(keys_BNF, length), first_tokens(values_BNF, length)
-        elif isinstance(projection, DenseProjection):
-            matrices = projection.matrices_for(x_BNC, lengths_B)
-            E, F = matrices.part(projection.key_slice()), matrices.part(projection.value_slice())
-            if self._key_order(projection, length) == "features first":
-                keys_BNF, values_BNF = (functional.linear(x_BNC, linear.weight) for linear in (self.key, self.value))
-                key_rows = self._project_features(self.key, keys_BNF, E)
-                value_rows = self._project_features(self.value, values_BNF, F)
-                if self.key.bias is not None:
-                    keys_BNF = keys_BNF + self.key.bias.to(keys_BNF.dtype)
-                    values_BNF = values_BNF + self.value.bias.to(values_BNF.dtype)
-            else:
-                rows = projection.split_rows(projection.apply_matrices(matrices, x_BNC))
-                key_rows, value_rows = self._project_rows(self.key, rows[0]), self._project_rows(self.value, rows[1])
-                keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
         else:
-            key_rows, value_rows, _ = self._sequence_first(projection, x_BNC, None, lengths_B)
-            keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
-        if projection is not None:
+            keys_BNF, values_BNF, key_rows, value_rows, E = self._tokens_and_rows(projection, x_BNC, lengths_B)
             key_rows, value_rows = projection.finish(key_rows, value_rows)
-            E_key = None if matrices is None else E.E
-            tokens_BMnK = projection.tokens_in_blocks(
-                x_BNC, lengths_B, self.window_length, tiling.blocks, self.global_tokens, E_key
-            )
+            blocks = (self.window_length, tiling.blocks)
+            tokens_BMnK = projection.tokens_in_blocks(x_BNC, lengths_B, *blocks, skipped=self.global_tokens, E=E)
         real_B = torch.full((1,), length, device=x_BNC.device) if lengths_B is None else lengths_B
-        bias_BMnS = column_bias(tiling, real_B, tokens_BMnK, keys_BNF.dtype)
         return NearAndFar(
             near_tokens(keys_BNF, tiling),
             near_tokens(values_BNF, tiling),
             far_rows(keys_BNF, key_rows, self.global_tokens),
             far_rows(values_BNF, value_rows, self.global_tokens),
-            bias_BMnS.expand(x_BNC.shape[0], -1, -1, -1),
+            column_bias(tiling, real_B, tokens_BMnK, keys_BNF.dtype).expand(x_BNC.shape[0], -1, -1, -1),
         )
+
+    def _tokens_and_rows(
+        self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Keys and values of the tokens, (B, N, F), and of the rows, (B, G, K, D), and E of the keys, if it exists."""
+        length, E = x_BNC.shape[1], None
+        if projection.is_features_first:  # its rows are all tokens
+            tokens_BNC = projection(x_BNC, lengths_B).rows_BMKC[:, 0]
+            features = [linear(tokens_BNC) for linear in (self.key, self.value)]
+            rows = [each.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2) for each in features]
+            return *(first_tokens(each, length) for each in features), *rows, None
+        if not isinstance(projection, DenseProjection):
+            rows_BMKC = projection(x_BNC, lengths_B).rows_BMKC
+        else:
+            matrices = projection.matrices_for(x_BNC, lengths_B)
+            parts = [matrices.part(part) for part in (projection.key_slice(), projection.value_slice())]
+            E = parts[0].E
+            if self._key_order(projection, length) == "features first":
+                linears = (self.key, self.value)
+                plain = [functional.linear(x_BNC, linear.weight) for linear in linears]
+                features = [
+                    each if linear.bias is None else each + linear.bias.to(each.dtype)
+                    for linear, each in zip(linears, plain, strict=True)
+                ]
+                return *features, *map(self._project_features, linears, plain, parts), E
+            rows_BMKC = projection.apply_matrices(matrices, x_BNC)
+        key_rows, value_rows = projection.split_rows(rows_BMKC)
+        key_rows, value_rows = self._project_rows(self.key, key_rows), self._project_rows(self.value, value_rows)
+        return self.key(x_BNC), self.value(x_BNC), key_rows, value_rows, E
 
     def _attend_window(
         self,
