@@ -170,7 +170,8 @@ class LinearProjection(DenseProjection, kind="linear"):
         self.built = True
 
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None, part: str) -> Tensor:
-        E_NMK = self.weight[: ops.shape(x_BNC)[1], self.slice_of(part)]
+        # in two steps: with a symbolic length, TensorFlow would not know how many matrices there are
+        E_NMK = self.weight[: ops.shape(x_BNC)[1]][:, self.slice_of(part)]
         return ops.transpose(ops.reshape(E_NMK, (-1, E_NMK.shape[1] * self.projected_length)))[None]
 
     def _tokens_per_size(self, length: Any, lengths_B: Tensor | None) -> Tensor:
