@@ -122,10 +122,10 @@ def test_invalid_options_of_models_raise(options, message):
 
 
 def test_decoders_have_no_window():
-    with pytest.raises(ValueError, match="window_length=4 in a causal layer.* set block_length instead"):
+    with pytest.raises(ValueError, match=r"window_length=4 in a causal layer.* set block_length instead"):
         LinformerCausalLM(**SIZES, window_length=4)
     for slots in (2, None):
-        with pytest.raises(ValueError, match="window_length=4 in a causal layer.* set block_length instead"):
+        with pytest.raises(ValueError, match=r"window_length=4 in a causal layer.* set block_length instead"):
             CausalLinearMultiHeadAttention(2, 4, slots=slots, window_length=4)
     with pytest.raises(ValueError, match="k is 0 in the last layer of the encoder, but cross-attention has as many"):
         LinformerSeq2Seq(**{**SIZES, "k": 0}, window_length=4)

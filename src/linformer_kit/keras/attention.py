@@ -8,7 +8,7 @@ The tokens are projected first, so that W_K and W_V multiply K rows instead of N
 also multiply the N tokens.
 
 Shapes: B batch, T queries, N tokens, K projected length, M matrices, H heads, D head size, C model size; of a window:
-n blocks, W tokens in a block, S near tokens of a block, R far rows.
+n blocks, W tokens in a block, P near tokens of a block, R far rows, S = P + R columns of the softmax.
 """
 
 from math import prod
@@ -215,9 +215,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         for name, x in (("value", value), ("key", key)):
             if x is not None and x is not query:
                 raise ValueError(
-                    f"the {name} is another tensor than the query, but window_length={self.window_length}, and a window "
-                    f"holds the tokens around a query, which a context does not have; pass the query as {name}, or "
-                    "build the layer with window_length=0"
+                    f"the {name} is another tensor than the query, but window_length={self.window_length}, and a "
+                    "window holds the tokens around a query, which a context does not have; pass the query as "
+                    f"{name}, or build the layer with window_length=0"
                 )
 
     def call(
@@ -356,18 +356,18 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if projection is not None:
             key_rows, value_rows, _ = self._all_rows(projection, [x_BNC], lengths_B)
             biases = [bias_BMnS, row_bias(projection.tokens_in_blocks(x_BNC, lengths_B, window, self.global_tokens))]
-            # each holds for all examples, or all heads, or not
+            # one of them may be for all examples or heads; the zeros give it the shape of the other
             bias_BMnS = ops.concatenate([bias + 0 * other[..., :1] for bias, other in (biases, biases[::-1])], axis=-1)
         query_BnWHD = split_blocks(self.query_dense(x_BNC) * self._inverse_sqrt_key_dim, window)
-        near_keys_BnSHD, near_values_BnSHD = (with_neighbors(split_blocks(x, window)) for x in (keys_BNHD, values_BNHD))
+        near_keys_BnPHD, near_values_BnPHD = (with_neighbors(split_blocks(x, window)) for x in (keys_BNHD, values_BNHD))
         far_keys_BRHD = far_rows(keys_BNHD, key_rows, self.global_tokens)
         far_values_BRHD = far_rows(values_BNHD, value_rows, self.global_tokens)
-        near_BHnWS = ops.einsum("bnwhd,bnshd->bhnws", query_BnWHD, near_keys_BnSHD)
+        near_BHnWP = ops.einsum("bnwhd,bnphd->bhnwp", query_BnWHD, near_keys_BnPHD)
         far_BHnWR = ops.einsum("bnwhd,brhd->bhnwr", query_BnWHD, far_keys_BRHD)
-        scores = at_least_float32(ops.concatenate([near_BHnWS, far_BHnWR], axis=-1)) + bias_BMnS[:, :, :, None]
+        scores = at_least_float32(ops.concatenate([near_BHnWP, far_BHnWR], axis=-1)) + bias_BMnS[:, :, :, None]
         scores = ops.cast(ops.softmax(scores, axis=-1), x_BNC.dtype)
         weights = self._dropout_layer(scores, training=training) if self.dropout else scores
-        heads_BnWHD = ops.einsum("bhnws,bnshd->bnwhd", weights[..., : 3 * window], near_values_BnSHD)
+        heads_BnWHD = ops.einsum("bhnwp,bnphd->bnwhd", weights[..., : 3 * window], near_values_BnPHD)
         heads_BnWHD = heads_BnWHD + ops.einsum("bhnwr,brhd->bnwhd", weights[..., 3 * window :], far_values_BRHD)
         tokens = ops.shape(query_BnWHD)[1] * window
         heads_BNHD = ops.reshape(heads_BnWHD, (-1, tokens, self.num_heads, self.value_dim))[:, :length]

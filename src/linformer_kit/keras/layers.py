@@ -291,8 +291,8 @@ class Stack(keras.layers.Layer):
             token_options = (options.max_len, options.k_per_layer[0], options.rescale)
             if not is_decoder and options.k_per_layer[0]:
                 self.shared_projection = self._make_shared(*token_options, "shared_projection")
-            elif is_decoder and options.decoder_attention == "causal":  # only complete blocks are projected: nothing to rescale
-                block_options = (options.block_length, options.slots, False)
+            elif is_decoder and options.decoder_attention == "causal":
+                block_options = (options.block_length, options.slots, False)  # all are complete: nothing to rescale
                 self.shared_projection = self._make_shared(*block_options, "shared_projection")
             if has_source:
                 self.shared_source_projection = self._make_shared(*token_options, "shared_source_projection")

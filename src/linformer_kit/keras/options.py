@@ -28,8 +28,8 @@ class Options:
 
     - `k`: projected length of keys and values; one number, or one per layer. `max_len`: maximum number of tokens.
     - `window_length`: each token of an encoder attends exactly to the block of so many tokens around it and to the
-      blocks on either side, in one softmax with the `k` rows; 0 for none. `k` may then be 0. `global_tokens`: and to the
-      first so many tokens.
+      blocks on either side, in one softmax with the `k` rows; 0 for none. `k` may then be 0. `global_tokens`: and to
+      the first so many tokens.
     - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (default `d_model / n_heads`), `n_layers`: the sizes.
     - `full_attn`: use full attention; everything else stays the same.
     - `projection`: "linear", "affine", "dynamic", "conv", "head_conv", "mean", "max" or "random". `sharing`: how E and

@@ -252,7 +252,7 @@ class SegmentProjection(Projection):
     """Each row stands for the tokens of one segment."""
 
     def segments(self, length: Any, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The first token of each segment and the one after its last, (B, K) or (1, K); empty: a row that is skipped."""
+        """The first token of each segment and the one after its last, (B or 1, K); empty: a row that is skipped."""
         raise NotImplementedError
 
     def tokens_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:

@@ -4,8 +4,8 @@ As in PyTorch, `models/window_linformer.py`: a query sees the tokens of its bloc
 of `window_length` tokens, the first `global_tokens` tokens, and the K rows, each with the log of the number of other
 tokens that it stands for added to its score.
 
-Shapes: B batch, N tokens, n blocks, W window length, S columns of a softmax (3·W near tokens, then the far ones), R far
-(global tokens, then the K rows), M matrices (1 or H), K projected length.
+Shapes: B batch, N tokens, n blocks, W window length, R far rows (global tokens, then the K rows), S columns of a
+softmax (3·W near tokens, then the far rows), M matrices (1 or H), K projected length, H heads, D head size.
 """
 
 from typing import Any
