@@ -129,8 +129,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if projection == "none":
             raise ValueError("projection is 'none'; for full attention use projection_dim=None")
         Projection.check_options(projection, self.max_length or 1, 1, sharing, rescale)
-        sizes = (1 if projection_dim is None else self.projection_dim, self.window_length, self.global_tokens)
-        check_window(Projection.kinds[projection], *sizes, "projection_dim")
+        rows = 1 if projection_dim is None else self.projection_dim
+        check_window(Projection.kinds[projection], rows, self.window_length, self.global_tokens, "projection_dim")
         if projection_dim is None and window_length:
             raise ValueError(
                 f"window_length={window_length} with projection_dim=None, full attention, which sees every token "
@@ -562,14 +562,12 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return output
-        rows, length = 0, self._length(value.shape)
+        columns, length = 3 * self.window_length + self.global_tokens, self._length(value.shape)
         if self.projection_dim:
             projection = self._select_projection(kwargs.get("shared_projection"))
-            rows = projection.rows(length) if length is not None else None
-        if self.window_length and rows is not None:
-            rows += 3 * self.window_length + self.global_tokens
+            columns = None if length is None else columns + projection.rows(length)
         attended, others = ([query.shape[axis] for axis in axes] for axes in (self.axes, self.other_axes))
-        shape = (query.shape[0], *others, self.num_heads, *attended, rows)
+        shape = (query.shape[0], *others, self.num_heads, *attended, columns)
         return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class LinearProjection(DenseProjection, kind="linear"):
     def _tokens_per_size(self, length: Any, lengths_B: Tensor | None) -> Tensor:
         # of all rows of E: columns that belong to tokens beyond a short input stand for few of its tokens
         size_MK = ops.sum(ops.abs(at_least_float32(self.weight[:, self.slice_of("keys")])), axis=0)
-        return self.max_length / self.projected_length / ops.maximum(size_MK[:, None], 1e-37)
+        return self.weight.shape[0] / self.projected_length / ops.maximum(size_MK[:, None], 1e-37)
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         rows_BMKC, _ = super().call(x_BNC, lengths_B, part)
