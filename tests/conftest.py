@@ -4,12 +4,15 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
+from types import SimpleNamespace
 
+import fork_server
 import pytest
 import torch
 from filelock import FileLock
 from hypothesis import register_random, settings
-from training_zoo import TASKS, Trained, linformer, write_data, yaml_for
+from training_zoo import TASKS, Trained, environment, linformer, write_data, yaml_for
 
 # the same examples in every run, so that a failing test keeps failing until it is fixed
 settings.register_profile("linformer", deadline=None, derandomize=True, max_examples=40)
@@ -24,7 +27,8 @@ os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
 # read by JAX and TensorFlow: compiled code runs once here, so compile time matters more than its speed
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1",
 )
 
 # Keras in this process uses PyTorch, which is loaded anyway; test_keras.py runs all backends in separate processes
@@ -84,6 +88,21 @@ def own_projections(monkeypatch):
 
     for registry, name in ((Projection, "kinds"), (KerasProjection, "kinds"), (reference, "ROWS")):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Workers of measurements are forks, without the seconds of imports; other tests start ordinary processes.
+
+    A fork ignores the settings of the allocator, so its peak memory is less exact.
+    """
+    from linformer_kit.bench import isolated
+
+    def run(command, *, env, capture_output, **options):
+        own = {name: env[name] for name in fork_server.FREE if name in env}
+        return fork_server.run(command, env=environment(**own), **options)
+
+    monkeypatch.setattr(isolated, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
 
 
 # training; slow imports are inside the functions

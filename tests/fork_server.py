@@ -36,6 +36,7 @@ FREE = ("COLUMNS", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT
 FREE += ("RANK", "TENSORBOARD_LOGGING_DIR", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT", "WANDB_SILENT")
 FREE += ("WORLD_SIZE",)
 FREE += ("HOME",)  # libraries read it on import to find the cache of the Hub, which nothing here uses
+FREE += ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL", "XLA_FLAGS")  # of Keras and its backends, which are not preloaded
 
 
 # the server
@@ -165,7 +166,7 @@ class Server:
 
     def __init__(self, environment: dict[str, str]):
         ours, theirs = socket.socketpair()
-        self.control, self.environment = ours, fixed(environment)
+        self.control, self.lock, self.environment = ours, threading.Lock(), fixed(environment)
         code = f"import socket, fork_server; fork_server.main(socket.socket(fileno={theirs.fileno()}))"
         paths = [os.path.dirname(__file__), *filter(None, [environment.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
@@ -195,8 +196,9 @@ class Server:
         """Returns the process id, and a pipe from which the exit status can be read."""
         reading, writing = os.pipe()
         body = json.dumps(request).encode()
-        socket.send_fds(self.control, [len(body).to_bytes(8, "big")], [*streams, writing])
-        self.control.sendall(body)
+        with self.lock:  # of the threads that start processes
+            socket.send_fds(self.control, [len(body).to_bytes(8, "big")], [*streams, writing])
+            self.control.sendall(body)
         os.close(writing)
         return int(read_line(reading)), reading
 

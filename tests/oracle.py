@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import torch
 
 from linformer_kit import make_projection, reference
@@ -44,13 +45,13 @@ def affine(linear):
     return reference.Affine(numpy(linear.weight), numpy(linear.bias))
 
 
-def rows_function(projection, matrix, projected_length):
+def rows_function(projection, matrix, projected_length, functions=reference.ROWS):
     """The reference of one matrix (E or F, of one head or all) of a projection, cut to `projected_length` rows."""
     weight = numpy(getattr(projection, "weight", None))
     if projection.kind in reference.CUTS:
         weight = reference.CUTS[projection.kind](weight, projected_length)
     return partial(
-        reference.ROWS[projection.kind],
+        functions[projection.kind],
         weight=weight,
         matrix=matrix,
         projected_length=projected_length,
@@ -61,6 +62,12 @@ def rows_function(projection, matrix, projected_length):
 def reference_layer(layer, shared=None):
     """A layer converted for the reference."""
     projection, heads = shared or layer.projection, layer.num_kv_heads
+    linears = [affine(linear) for linear in (layer.query, layer.key, layer.value, layer.output)]
+    sizes = {"num_heads": layer.num_heads, "head_dim": layer.head_dim}
+    if layer.projected_length == 0:  # a window without rows
+        nothing = [lambda tokens: tokens[:0]] * heads
+        no_tokens = [lambda tokens: np.zeros((len(tokens), 0))] * heads
+        return reference.Layer(*linears, **sizes, key_rows=nothing, value_rows=nothing, row_tokens=no_tokens)
     # the numbers of the matrices: for the keys of each key-value head, then for their values
     numbers = {1: [0] * 2 * heads, 2: [0] * heads + [1] * heads, 2 * heads: list(range(2 * heads))}[projection.matrices]
     # with one head, 2 and 2G are the same number
@@ -74,17 +81,37 @@ def reference_layer(layer, shared=None):
     if projection.kind == "head_conv":
         weight_MWDD, bias_MD = numpy(projection.weight), numpy(projection.bias)
         kernels = [reference.Kernel(weight_MWDD[number], bias_MD[number]) for number in numbers]
+    row_tokens = []
+    if projection.kind in reference.ROW_TOKENS:
+        options = (layer.projected_length, reference.ROW_TOKENS)
+        row_tokens = [rows_function(projection, number, *options) for number in numbers[:heads]]
     return reference.Layer(
-        *(affine(linear) for linear in (layer.query, layer.key, layer.value, layer.output)),
-        num_heads=layer.num_heads,
-        head_dim=layer.head_dim,
+        *linears,
+        **sizes,
         key_rows=functions[:heads],
         value_rows=functions[heads:],
         key_bias=biases[:heads],
         value_bias=biases[heads:],
         key_kernels=kernels[:heads],
         value_kernels=kernels[heads:],
+        row_tokens=row_tokens,
     )
+
+
+def windowed_reference(layer, x, mask=None, shared=None):
+    """Outputs and weights of the reference for the real tokens of each example; layers with a window."""
+    return [
+        [
+            torch.from_numpy(result)
+            for result in reference.windowed_linformer_attention(
+                numpy(tokens if mask is None else tokens[mask[example]]),
+                reference_layer(layer, shared),
+                layer.window_length,
+                layer.global_tokens,
+            )
+        ]
+        for example, tokens in enumerate(x)
+    ]
 
 
 def reference_output(layer, x, context=None, mask=None, shared=None, value=None):

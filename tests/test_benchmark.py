@@ -32,7 +32,7 @@ def run(*arguments, **environment):
 
 
 def test_the_published_experiment_as_json():
-    done = run("benchmark", "--batch-size", 2, "--json")
+    done = run("benchmark", "--batch-size", 1, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     ours, full = (found["layers"][which] for which in LAYERS)
@@ -45,11 +45,12 @@ def test_the_published_experiment_as_json():
         assert layer["parameters"] == sum(part["parameters"] for part in layer["parts"].values())
     assert found["ratio"] == pytest.approx(full["seconds_median"] / ours["seconds_median"])
     # the outputs of both are there at the end, and full attention has 2,000 keys and values where ours has 64
-    output = 2 * 2000 * 256 * 4 / 2**20
+    output = 2000 * 256 * 4 / 2**20
     assert output < ours["peak_mib"] < full["peak_mib"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_keras_shows_tables():
     sizes = "--sequence-length 50 --batch-size 2 --embedding-dim 16 --projection-dim 8 --num-heads 2 --hidden-dim 4"
     command = ["benchmark", *sizes.split(), "--sharing", "kv", "--backend", "keras"]

@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import fork_server
 import pytest
 import torch
 from rich.console import Console
@@ -58,11 +57,13 @@ def test_the_memory_of_a_point_is_that_of_its_attention_weights():
     assert 2 * weights <= found.peak_bytes < 2.5 * weights
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_point_that_does_not_fit_in_memory_is_recorded():
     point = Point("encoder", "forward", "bert-eager", 65536, None, 64, hidden_size=8, num_heads=4, num_layers=1)  # 4 TB
     assert measure_isolated(point, 60.0) == Isolated(OUT_OF_MEMORY)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_an_implementation_that_fails_does_not_end_the_sweep():
     point = Point("encoder", "forward", "nystromformer", 100, None, 1, **SIZES)  # not a multiple of its 64 landmarks
     found = measure_isolated(point, 60.0)
@@ -113,6 +114,7 @@ def test_a_point_that_does_not_fit_next_to_the_others_is_recorded(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("backend", ["keras-jax", "keras-tensorflow"])  # test_benchmark.py measures on PyTorch
 def test_a_keras_layer_is_measured_on_its_backend(backend):
     pytest.importorskip(backend.removeprefix("keras-"))
@@ -603,7 +605,8 @@ def test_running_out_of_memory_is_recognized(error):
 # the command
 
 
-def start(path, real=False):
+def sweep_of(path):
+    """The YAML of a sweep, and where its points go: the arguments of `linformer compare`."""
     sizes = {
         **SIZES,
         "lengths": [64],
@@ -614,15 +617,22 @@ def start(path, real=False):
     }
     sweep = path.with_suffix(".yaml")
     sweep.write_text(json.dumps({**sizes, "implementations": ["linformer-kit", "linformer-pytorch"]}))
-    command = [sys.executable, "-m", "linformer_kit.cli", "compare", sweep, "--output", path]
+    return sweep, "--output", path
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "linformer_kit.cli", "compare", *map(str, arguments)]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    return fork_server.Popen(command, text=True, env=environment(COLUMNS="120"), real=real, **pipes)
+    return subprocess.Popen(command, text=True, env=environment(), **pipes)
 
 
 @pytest.mark.slow
-def test_a_sweep_is_interrupted_and_resumed(tmp_path):
+@pytest.mark.usefixtures("forked_workers")  # when it is resumed; the first command is a process that starts others
+def test_a_sweep_is_interrupted_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     path = tmp_path / "points.csv"
-    running = start(path, real=True)
+    sweep = sweep_of(path)
+    running = start(*sweep)
     while not path.exists() or not any(row["memory_status"] for row in read_points(path)):
         assert running.poll() is None, running.communicate()
         time.sleep(0.1)
@@ -633,8 +643,8 @@ def test_a_sweep_is_interrupted_and_resumed(tmp_path):
     kept = [row for row in read_points(path) if row["memory_status"]]
     assert kept
 
-    shown, said = (again := start(path)).communicate(timeout=300)
-    assert again.returncode == 0, said
+    again = linformer(*sweep)
+    assert again.exit_code == 0, again.stderr
     rows = {(row["implementation"], row["length"]): row for row in read_points(path)}
     assert set(rows) == {(name, length) for name in ("linformer-kit", "linformer-pytorch") for length in ("64",)}
     for row in kept:  # not measured twice
@@ -646,12 +656,11 @@ def test_a_sweep_is_interrupted_and_resumed(tmp_path):
         assert all(row[name] for name in FACTS)
     assert float(rows["linformer-kit", "64"]["seconds_fastest"]) <= float(rows["linformer-kit", "64"]["seconds_median"])
     assert "sees the future" in rows["linformer-pytorch", "64"]["note"]
-    assert "encoder-decoder, forward" in shown
-    assert "linformer-pytorch" in shown
+    assert "encoder-decoder, forward" in again.stdout
+    assert "linformer-pytorch" in again.stdout
 
     before = path.read_bytes()
-    _, said = (done := start(path)).communicate(timeout=300)
-    assert done.returncode == 0, said
+    assert linformer(*sweep).exit_code == 0
     assert path.read_bytes() == before  # nothing was left to do
 
 

@@ -11,7 +11,7 @@ from torch.export import Dim
 from torch.testing import assert_close
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
-from zoo import LENGTH, MODELS, VARIANTS, build, ids, labels_for
+from zoo import CAUSAL_VARIANTS, LENGTH, MODELS, VARIANTS, build, ids, labels_for
 
 from linformer_kit import (
     LinformerAttention,
@@ -29,7 +29,7 @@ from linformer_kit import (
 PROJECTIONS = [projection for projection in ALL_PROJECTIONS if projection not in ("affine", "random")]
 HEADS = [LinformerForMaskedLM, LinformerForTokenClassification, LinformerForQuestionAnswering]
 DECODERS = [LinformerForCausalLM, LinformerForConditionalGeneration]
-ONLY_OF_ENCODERS = ("rescale", "K per layer", "post-norm")
+ONLY_OF_ENCODERS = ("rescale", "K per layer", "post-norm", *(VARIANTS.keys() - set(CAUSAL_VARIANTS)))
 LONGEST = 32  # max_position_embeddings of the models here
 # other sizes than those of the example: fewer tokens than rows, one block and several, the longest
 SIZES = [(1, 1), (1, 4), (2, 5), (4, 9), (3, 17), (2, LONGEST)]

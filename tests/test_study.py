@@ -119,7 +119,7 @@ class Fork:
 
 @pytest.fixture
 def forked_runs(monkeypatch):
-    """`linformer train` and `linformer evaluate` of a study are forks; other tests here start ordinary processes."""
+    """`linformer train` and `linformer evaluate` of a study are forks instead of ordinary processes."""
 
     async def fork(*command, stdout, stderr, env):
         own = {name: env[name] for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")}  # what the study sets
@@ -128,8 +128,14 @@ def forked_runs(monkeypatch):
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fork)
 
 
+def assert_peak_is_that_of_training(row, run):
+    """At least weights, gradients and the two moments of AdamW, and less than all of Python."""
+    most = json.loads((run / "result.json").read_text())["peak_mib"] / 2
+    assert 16 * int(row["parameters"]) / 2**20 < float(row["peak_mib"]) < most
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.usefixtures("forked_runs", "forked_workers")
 def test_tables_are_run_stored_and_drawn(tmp_path, small, load, call, monkeypatch):
     """A table that starts from the models of another runs that one first."""
     longer = {**small, "start_from": "small", "settings": {"model.max_position_embeddings": 48}, "title": "Longer"}
@@ -159,8 +165,7 @@ def test_tables_are_run_stored_and_drawn(tmp_path, small, load, call, monkeypatc
         model = LinformerForMaskedLM.from_pretrained(run / "model")
         assert int(row["parameters"]) == sum(weight.numel() for weight in model.parameters())
         assert model.config.projection == ("linear" if name == "K=4" else "none")
-        # at least weights, gradients and the two moments of AdamW, and less than all of Python
-        assert 16 * int(row["parameters"]) / 2**20 < float(row["peak_mib"]) < result["peak_mib"] / 2
+        assert_peak_is_that_of_training(row, run)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validation = [(line["step"], line["validation_perplexity"]) for line in metrics if "validation_loss" in line]
     curve = [
@@ -191,7 +196,7 @@ def test_tables_are_run_stored_and_drawn(tmp_path, small, load, call, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_runs")  # for the second command; the first one is a process that starts others
+@pytest.mark.usefixtures("forked_runs")  # for the second command; the first one, and what measures memory, are not
 def test_a_stopped_table_resumes_from_its_checkpoints(tmp_path, small, load, call):
     """SIGTERM during a run saves its last step; the same command continues from there."""
     path = tmp_path / "counting.yaml"
@@ -216,7 +221,9 @@ def test_a_stopped_table_resumes_from_its_checkpoints(tmp_path, small, load, cal
     call()
     # a new start would have measured other speeds
     assert metrics.read_text().startswith(before)
-    assert [row["steps"] for row in rows_of(results)] == ["300"]
+    (row,) = rows_of(results)
+    assert row["steps"] == "300"
+    assert_peak_is_that_of_training(row, metrics.parent)
 
 
 def test_a_fingerprint_depends_on_settings_and_not_on_paths(tmp_path, small, load):
@@ -346,6 +353,7 @@ def test_a_missing_test_split_is_reported_before_training(tmp_path, small, load,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_runs")
 def test_the_error_of_a_failed_run_is_reported(small, load, call):
     load(small={**small, "settings": {"training.batch_size": 1000}})
     call(error="training.batch_size is 1000, but there are only")

@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import re
-import resource
 
 import pytest
 from training_zoo import (
@@ -409,30 +408,29 @@ def test_tokenizing_in_small_batches_gives_the_same_tokens(trained_run, monkeypa
     assert tokenize_with_end(tokenizer, [], 7) == ([], [])
 
 
-# a line of ten million characters
+# a line of three million characters
 
 
 @pytest.mark.slow
 def test_a_long_line_is_classified(tmp_path):
-    long = ("lovely " + "abcdefghij" * 1_000_000)[:10_000_000]
+    long = "lovely " + "abcdefghij" * 300_000
     write_jsonl(tmp_path / "data" / "train.jsonl", [*classification_rows(60), {"text": long, "label": "pos"}])
     write_jsonl(tmp_path / "data" / "validation.jsonl", classification_rows(20, seed=1))
     settings = {"data.path": tmp_path / "data", "tokenizer": {"kind": "bpe", "vocab_size": 400}, "training.steps": 2}
     path = yaml_for("classification", tmp_path, **settings, **{"training.evaluate_every": None})
-    printed = linformer("train", path, cwd=tmp_path, real=True).stdout  # a child of this process: see below
+    printed = linformer("train", path, cwd=tmp_path).stdout
     lost = int(re.search(r"train examples\s+61, .* texts truncated by ([\d,]+) tokens", printed)[1].replace(",", ""))
-    assert lost > 100_000  # tokens of up to a hundred letters
-    assert (tmp_path / "run" / "result.json").exists()
-    # of any process until now, in kilobytes: the text takes 10 MB
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4_000_000
+    assert lost > 30_000  # tokens of up to a hundred letters
+    # half of it are libraries; the text takes 3 MB
+    assert read_json(tmp_path / "run" / "result.json")["peak_mib"] < 1600
 
 
 @pytest.mark.slow
 def test_a_language_model_trains_on_a_long_line(tmp_path):
-    words = (NUMBERS[0] * 260_000)[:2_100_000]
+    words = NUMBERS[0] * 62_000
     write_lines(tmp_path / "data" / "train.txt", [*running_lines(20), long := " ".join(words)])
     write_lines(tmp_path / "data" / "validation.txt", running_lines(20, seed=1))
-    assert len(long) > 10_000_000
+    assert len(long) > 3_000_000
     settings = {"data.path": tmp_path / "data", "training.steps": 2, "training.evaluate_every": None}
     prepared = prepare(load_config(yaml_for("causal-lm", tmp_path, **settings)), QUIET)
     counts = prepared.summary["splits"]["train"]

@@ -88,8 +88,9 @@ def run(folder: Path, launcher: tuple[str, ...], *arguments: str) -> str:
     return done.stdout
 
 
-def run_two(folder: Path, *arguments: str) -> str:
-    """What `run` with `TWO` does, without torchrun, which imports everything twice: two forks that find each other."""
+@contextlib.contextmanager
+def start_two(folder: Path, *arguments: str):
+    """What `TWO` does, without torchrun, which imports everything twice: two forks that find each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -100,10 +101,16 @@ def run_two(folder: Path, *arguments: str) -> str:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
             processes.append(fork_server.Popen([*ONE, *arguments], cwd=folder, env=env, **streams))
     try:
-        codes = [process.wait(120) for process in processes]
+        yield processes
     finally:
         for process in processes:
             process.kill()
+
+
+def run_two(folder: Path, *arguments: str) -> str:
+    """What `run` with `TWO` does."""
+    with start_two(folder, *arguments) as processes:
+        codes = [process.wait(120) for process in processes]
     printed = [(folder / f"output {rank}.txt").read_text() for rank in (0, 1)]
     assert codes == [0, 0], printed
     return "".join(printed)
@@ -118,7 +125,7 @@ def wait_for(path: Path, seconds: float = 120) -> None:
 
 def start(path: Path) -> subprocess.Popen:
     command, pipes = [*TWO, "train", path.name], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return fork_server.Popen(command, cwd=path.parent, env=ENVIRONMENT, start_new_session=True, real=True, **pipes)
+    return fork_server.Popen(command, cwd=path.parent, env=ENVIRONMENT, start_new_session=True, **pipes)
 
 
 def ends(process: subprocess.Popen) -> None:
@@ -207,15 +214,10 @@ def test_two_processes_share_a_stream(tmp_path, task):
 
 def test_a_signal_to_one_of_them_stops_both_and_finishes_nothing(tmp_path):
     _, two = write_runs(tmp_path, "masked-lm", steps=4000, save_every=4)
-    process = start(two)
-    wait_for(tmp_path / "two" / "checkpoints" / "checkpoint-8")
-    ranks = {}
-    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        ranks |= {int(each[5:]): int(child) for each in variables if each.startswith(b"RANK=")}
-    os.kill(ranks[1], signal.SIGTERM)
-    ends(process)
-    assert process.returncode != 0
+    with start_two(tmp_path, "train", two.name) as processes:  # torchrun would stop the other one itself
+        wait_for(tmp_path / "two" / "checkpoints" / "checkpoint-8")
+        processes[1].send_signal(signal.SIGTERM)
+        assert [process.wait(120) for process in processes] == [143, 143]
     assert not (tmp_path / "two" / "model").exists()
     assert not (tmp_path / "two" / "result.json").exists()
     last = checkpoint.checkpoints_in(tmp_path / "two" / "checkpoints")[-1]

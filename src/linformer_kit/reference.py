@@ -117,6 +117,46 @@ ROWS: dict[str, Callable[..., Array]] = {
 }
 
 
+# How many tokens each row stands for at each position, (N, K), with the same options.
+ROW_TOKENS: dict[str, Callable[..., Array]] = {
+    "linear": lambda tokens, *, weight, matrix, **_: matrix_tokens(tokens, weight[:, matrix]),
+    "affine": lambda tokens, *, weight, matrix, **_: matrix_tokens(tokens, weight[:, matrix]),
+    "random": lambda tokens, *, weight, matrix, **_: matrix_tokens(tokens, weight[:, matrix]),
+    "dynamic": lambda tokens, *, weight, matrix, **_: dynamic_tokens(tokens, weight[:, matrix]),
+    "conv": lambda tokens, *, weight, **_: segment_tokens(split(tokens, weight.shape[1])),
+    "head_conv": lambda tokens, *, weight, **_: segment_tokens(split(tokens, weight.shape[1])),
+    "mean": lambda tokens, *, projected_length, **_: segment_tokens(windows(tokens, projected_length)),
+    "max": lambda tokens, *, projected_length, **_: segment_tokens(windows(tokens, projected_length)),
+}
+
+
+def matrix_tokens(tokens: Array, E: Array) -> Array:
+    """A column of a stored (max_length, K) matrix stands for max_length / K tokens, in proportion to its size."""
+    share = np.abs(E) / np.abs(E).sum(axis=0)
+    return share[: len(tokens)] * len(E) / E.shape[1]
+
+
+def dynamic_tokens(tokens: Array, weight: Array) -> Array:
+    """A column of the softmax stands for N / K tokens."""
+    columns = [softmax(np.array([token @ column for token in tokens])) for column in weight.T]
+    return np.array(columns).T * len(tokens) / weight.shape[1]
+
+
+def segment_tokens(segments: Sequence[Array]) -> Array:
+    """A row stands for each token of its segment, once."""
+    counts = np.zeros((sum(map(len, segments)), len(segments)))
+    start = 0
+    for row, segment in enumerate(segments):
+        counts[start : start + len(segment), row] = 1
+        start += len(segment)
+    return counts
+
+
+def split(tokens: Array, window: int) -> list[Array]:
+    """The tokens in windows of `window`; the last may be shorter."""
+    return [tokens[start : start + window] for start in range(0, len(tokens), window)]
+
+
 def neighbor_means(weight: Array, count: int) -> Array:
     """(..., K) to (..., count): the means of neighboring columns; the first groups have one column more if needed."""
     size, larger = divmod(weight.shape[-1], count)
@@ -143,9 +183,15 @@ def head_slice(head: int, head_dim: int) -> slice:
 
 
 def attend_to_rows(
-    token: Array, key_rows: Iterable[Array], value_rows: Iterable[Array], layer: "Layer", head: int, blocks: int = 1
+    token: Array,
+    key_rows: Iterable[Array],
+    value_rows: Iterable[Array],
+    layer: "Layer",
+    head: int,
+    blocks: int = 1,
+    counts: Array | float = 1.0,
 ) -> tuple[Array, Array]:
-    """`softmax(q keysᵀ / √D) values` for one query and one head, and the weights.
+    """`softmax(q keysᵀ / √D + log counts) values` for one query and one head, and the weights.
 
     The first rows are those of `blocks` projections, with their biases; the others have none.
     """
@@ -155,7 +201,8 @@ def attend_to_rows(
     for rows, biases in ((keys, layer.key_bias), (values, layer.value_bias)):
         for number, bias in enumerate([*biases[kv_head]] * blocks if biases else []):
             rows[number] = rows[number] + bias
-    weights = softmax(np.array([query @ key for key in keys]) / np.sqrt(layer.head_dim))
+    with np.errstate(divide="ignore"):  # a row that counts for nothing has no weight
+        weights = softmax(np.array([query @ key for key in keys]) / np.sqrt(layer.head_dim) + np.log(counts))
     return sum(
         (weight * value for weight, value in zip(weights, values, strict=True)), np.zeros(layer.head_dim)
     ), weights
@@ -180,6 +227,7 @@ class Layer(NamedTuple):
     value_bias: Sequence[Array] = ()
     key_kernels: Sequence[Kernel] = ()
     value_kernels: Sequence[Kernel] = ()
+    row_tokens: Sequence[Rows] = ()  # for each key-value head: (N, C) tokens to (N, K), see `ROW_TOKENS`
 
     def kv_head(self, head: int) -> int:
         """The key-value head that this head uses."""
@@ -234,3 +282,36 @@ def causal_linformer_attention(tokens: Array, layer: Layer, block_length: int) -
             heads.append(attend_to_rows(token, key_rows + own, value_rows + own, layer, head, blocks)[0])
         outputs.append(layer.output(np.concatenate(heads)))
     return np.array(outputs)
+
+
+def windowed_linformer_attention(
+    tokens: Array, layer: Layer, window_length: int, global_tokens: int = 0
+) -> tuple[Array, Array]:
+    """(N, C) to (N, C): exact attention to the window of each token, and to rows for the tokens outside.
+
+    Also returns the (H, N, N + K) weights on tokens and rows.
+    """
+    outputs, weights = [], []
+    key_rows, value_rows = ([list(rows(tokens)) for rows in side] for side in (layer.key_rows, layer.value_rows))
+    row_tokens = [count(tokens) for count in layer.row_tokens]
+    for position, token in enumerate(tokens):
+        block = position // window_length
+        seen = [
+            other for other in range(len(tokens)) if abs(other // window_length - block) <= 1 or other < global_tokens
+        ]
+        near, unseen = [tokens[other] for other in seen], [o for o in range(len(tokens)) if o not in seen]
+        heads, head_weights = [], []
+        for head in range(layer.num_heads):
+            kv_head = layer.kv_head(head)
+            rows = len(key_rows[kv_head])
+            counts = np.concatenate([row_tokens[kv_head][unseen].sum(axis=0), np.ones(len(near))])
+            output, on_both = attend_to_rows(
+                token, key_rows[kv_head] + near, value_rows[kv_head] + near, layer, head, counts=counts
+            )
+            on_tokens = np.zeros(len(tokens))
+            on_tokens[seen] = on_both[rows:]
+            heads.append(output)
+            head_weights.append(np.concatenate([on_tokens, on_both[:rows]]))
+        outputs.append(layer.output(np.concatenate(heads)))
+        weights.append(head_weights)
+    return np.array(outputs), np.array(weights).swapaxes(0, 1)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
-from .options_linformer import checked_options, check_window, choice, positive_integer
+from .options_linformer import check_window, checked_options, choice, positive_integer
 from .projection_linformer import (
     DenseProjection,
     Matrices,
@@ -31,7 +31,7 @@ from .projection_linformer import (
     scaled,
 )
 from .validation_linformer import boolean_mask, check_features, compute_dtype
-from .window_linformer import NearAndFar, Tiling, WindowAttention, column_bias, far_rows, near_tokens
+from .window_linformer import NearAndFar, Tiling, WindowAttention, column_bias, far_rows, first_tokens, near_tokens
 
 # queries per chunk when no gradient is needed: intermediate results stay in the processor's cache
 QUERY_CHUNK = 1024
@@ -540,47 +540,52 @@ class LinformerAttention(MultiHeadLayer):
         self, projection: Projection | None, x_BNC: Tensor, lengths_B: Tensor | None, tiling: Tiling
     ) -> NearAndFar:
         """Keys and values of all tokens and of the rows, and what is added to their scores."""
-        length, heads = x_BNC.shape[1], (self.num_kv_heads, self.head_dim)
-        key_rows = value_rows = tokens_BMnK = matrices = None
+        length = x_BNC.shape[1]
+        key_rows = value_rows = tokens_BMnK = None
         if projection is None:
             keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
-        elif projection.is_features_first:  # its rows are all tokens
-            tokens_BNC = projection(x_BNC, lengths_B).rows_BMKC[:, 0]
-            keys_BNF, values_BNF = self.key(tokens_BNC), self.value(tokens_BNC)
-            key_rows, value_rows = (x.unflatten(-1, heads).transpose(1, 2) for x in (keys_BNF, values_BNF))
-            keys_BNF, values_BNF = keys_BNF[:, :length], values_BNF[:, :length]
-        elif isinstance(projection, DenseProjection):
-            matrices = projection.matrices_for(x_BNC, lengths_B)
-            E, F = matrices.part(projection.key_slice()), matrices.part(projection.value_slice())
-            if self._key_order(projection, length) == "features first":
-                keys_BNF, values_BNF = (functional.linear(x_BNC, linear.weight) for linear in (self.key, self.value))
-                key_rows = self._project_features(self.key, keys_BNF, E)
-                value_rows = self._project_features(self.value, values_BNF, F)
-                if self.key.bias is not None:
-                    keys_BNF = keys_BNF + self.key.bias.to(keys_BNF.dtype)
-                    values_BNF = values_BNF + self.value.bias.to(values_BNF.dtype)
-            else:
-                rows = projection.split_rows(projection.apply_matrices(matrices, x_BNC))
-                key_rows, value_rows = self._project_rows(self.key, rows[0]), self._project_rows(self.value, rows[1])
-                keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
         else:
-            key_rows, value_rows, _ = self._sequence_first(projection, x_BNC, None, lengths_B)
-            keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
-        if projection is not None:
+            keys_BNF, values_BNF, key_rows, value_rows, E = self._tokens_and_rows(projection, x_BNC, lengths_B)
             key_rows, value_rows = projection.finish(key_rows, value_rows)
-            E_key = None if matrices is None else E.E
-            tokens_BMnK = projection.tokens_in_blocks(
-                x_BNC, lengths_B, self.window_length, tiling.blocks, self.global_tokens, E_key
-            )
+            blocks = (self.window_length, tiling.blocks)
+            tokens_BMnK = projection.tokens_in_blocks(x_BNC, lengths_B, *blocks, skipped=self.global_tokens, E=E)
         real_B = torch.full((1,), length, device=x_BNC.device) if lengths_B is None else lengths_B
-        bias_BMnS = column_bias(tiling, real_B, tokens_BMnK, keys_BNF.dtype)
         return NearAndFar(
             near_tokens(keys_BNF, tiling),
             near_tokens(values_BNF, tiling),
             far_rows(keys_BNF, key_rows, self.global_tokens),
             far_rows(values_BNF, value_rows, self.global_tokens),
-            bias_BMnS.expand(x_BNC.shape[0], -1, -1, -1),
+            column_bias(tiling, real_B, tokens_BMnK, keys_BNF.dtype).expand(x_BNC.shape[0], -1, -1, -1),
         )
+
+    def _tokens_and_rows(
+        self, projection: Projection, x_BNC: Tensor, lengths_B: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Keys and values of the tokens, (B, N, F), and of the rows, (B, G, K, D), and E of the keys, if it exists."""
+        length, E = x_BNC.shape[1], None
+        if projection.is_features_first:  # its rows are all tokens
+            tokens_BNC = projection(x_BNC, lengths_B).rows_BMKC[:, 0]
+            features = [linear(tokens_BNC) for linear in (self.key, self.value)]
+            rows = [each.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2) for each in features]
+            return *(first_tokens(each, length) for each in features), *rows, None
+        if not isinstance(projection, DenseProjection):
+            rows_BMKC = projection(x_BNC, lengths_B).rows_BMKC
+        else:
+            matrices = projection.matrices_for(x_BNC, lengths_B)
+            parts = [matrices.part(part) for part in (projection.key_slice(), projection.value_slice())]
+            E = parts[0].E
+            if self._key_order(projection, length) == "features first":
+                linears = (self.key, self.value)
+                plain = [functional.linear(x_BNC, linear.weight) for linear in linears]
+                features = [
+                    each if linear.bias is None else each + linear.bias.to(each.dtype)
+                    for linear, each in zip(linears, plain, strict=True)
+                ]
+                return *features, *map(self._project_features, linears, plain, parts), E
+            rows_BMKC = projection.apply_matrices(matrices, x_BNC)
+        key_rows, value_rows = projection.split_rows(rows_BMKC)
+        key_rows, value_rows = self._project_rows(self.key, key_rows), self._project_rows(self.value, value_rows)
+        return self.key(x_BNC), self.value(x_BNC), key_rows, value_rows, E
 
     def _attend_window(
         self,
@@ -599,13 +604,13 @@ class LinformerAttention(MultiHeadLayer):
                 heads, weights = attention.whole(query, context, need_weights)
             else:
                 heads, weights = attention(query, context), None
-            heads = heads[:, : x.shape[1]]
+            heads = first_tokens(heads, x.shape[1])
             return heads if is_empty is None else heads.masked_fill(is_empty[:, None, None], 0), weights
 
         is_empty_B = None if lengths_B is None else lengths_B == 0
         if need_weights or torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_static(length):
             heads_BNF, weights = attend(x_BNC, context, is_empty_B, tiling.tiles)
-            return self.output(heads_BNF), None if weights is None else weights[:, :, :length]
+            return self.output(heads_BNF), None if weights is None else first_tokens(weights, length)
         output_BNC = context.near_values_BPF.new_empty(*x_BNC.shape[:2], self.embed_dim)
         for examples, tiles in attention.chunks(x_BNC.shape[0], tiling.tiles):
             rows = attention.rows(tiles)

@@ -215,8 +215,8 @@ class LinformerConfig(PreTrainedConfig):
         choice("classifier_pooling", self.classifier_pooling, POOLINGS)
         choice("hidden_act", self.hidden_act, ACT2FN)
         for length in self.projected_lengths:
-            sizes = (self.max_position_embeddings, length or 1)
-            Projection.check_options(self.projection, *sizes, self.sharing, self.rescale)
+            lengths = (self.max_position_embeddings, length or 1)
+            Projection.check_options(self.projection, *lengths, self.sharing, self.rescale)
             check_window(Projection.kinds[self.projection], length, self.window_length, self.global_tokens)
         if self.is_decoder and self.window_length:
             raise ValueError(WINDOW_IN_DECODER.format(window_length=self.window_length))

@@ -215,7 +215,7 @@ class LinformerEncoder(nn.Module):
         if hasattr(projected_length, "tolist"):  # arrays and tensors
             projected_length = projected_length.tolist()
         if not isinstance(projected_length, list | tuple):
-            return [projected_length] * depth
+            return [cast(int, projected_length)] * depth
         if len(projected_length) != depth:
             raise ValueError(
                 f"projected_length has {len(projected_length)} numbers but depth is {depth}; "

@@ -173,7 +173,7 @@ class Projection(ProjectionFacts, nn.Module):
         skipped: int = 0,
         E: Tensor | None = None,
     ) -> Tensor:
-        """How many tokens each row stands for in each of `blocks` blocks of `block` tokens: (B or 1, 1 or G, blocks, K).
+        """How many tokens each row stands for in each of n = `blocks` blocks of `block` tokens: (B or 1, 1 or G, n, K).
 
         A layer with a window weights its rows by them (see `window_linformer.py`); they have no gradient. The first
         `skipped` tokens are left out. `E` is that of the keys, (N, M, K) or (B, N, M, K), if it is known already.
@@ -484,7 +484,7 @@ class SegmentProjection(Projection):
     """Each row stands for the tokens of one segment."""
 
     def segments(self, length: int, lengths_B: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The first token of each segment and the one after its last, (B, K) or (1, K); empty: a row that is skipped."""
+        """The first token of each segment and the one after its last, (B, K) or (1, K); segments may be empty."""
         raise NotImplementedError
 
     def tokens_in_blocks(

@@ -40,10 +40,10 @@ class Tiling(NamedTuple):
 
     @classmethod
     def of(cls, length: int, window: int, global_tokens: int, single_blocks: bool = False) -> "Tiling":
-        """The tiling of `length` tokens; `single_blocks`: a block is a tile."""
-        blocks_per_tile = 1 if single_blocks else max(1, TILE // window)
-        if is_static(length):
-            blocks_per_tile = min(blocks_per_tile, windows(length, window))
+        """The tiling of `length` tokens; `single_blocks`: a block is a tile, as in graphs for all lengths."""
+        blocks_per_tile = 1
+        if is_static(length) and not single_blocks:
+            blocks_per_tile = min(max(1, TILE // window), windows(length, window))
         return cls(window, global_tokens, blocks_per_tile, windows(length, blocks_per_tile * window))
 
     @property
@@ -84,10 +84,26 @@ def near_tokens(features_BNF: Tensor, tiling: Tiling) -> Tensor:
 
 def far_rows(features_BNF: Tensor, rows_BGKD: Tensor | None, global_tokens: int) -> Tensor:
     """(B, R, F): the first `global_tokens` tokens, filled up with zeros, then the rows."""
-    first_BNF = features_BNF[:, :global_tokens]
     if not is_static(features_BNF.shape[1]) or features_BNF.shape[1] < global_tokens:
-        first_BNF = nn.functional.pad(features_BNF, (0, 0, 0, global_tokens))[:, :global_tokens]
+        features_BNF = nn.functional.pad(features_BNF, (0, 0, 0, global_tokens))
+    first_BNF = features_BNF[:, :global_tokens]
     return first_BNF if rows_BGKD is None else torch.cat([first_BNF, rows_BGKD.transpose(1, 2).flatten(2)], dim=1)
+
+
+def first_tokens(x: Tensor, length: int) -> Tensor:
+    """(..., N, F) without what fills up the last tile."""
+    # the exporter cannot prove that a slice has as many rows
+    return x[..., :length, :] if is_static(length) else x[..., torch.arange(length, device=x.device), :]
+
+
+def all_tiles(x_BT: Tensor) -> Tensor:
+    """(B, T, ...) to (B·T, ...)."""
+    if all(is_static(size) for size in x_BT.shape[2:]):
+        return x_BT.flatten(0, 1)
+    # a copy; the exporter cannot prove the strides of the view
+    batch, tiles = x_BT.shape[:2]
+    number_X = torch.arange(batch * tiles, device=x_BT.device)
+    return x_BT[number_X // tiles, number_X % tiles]
 
 
 def tokens_outside(tokens_BMnK: Tensor) -> Tensor:
@@ -118,6 +134,7 @@ def column_bias(tiling: Tiling, lengths_B: Tensor, tokens_BMnK: Tensor | None, d
     bias_B1nS = torch.zeros_like(is_seen_BnS, dtype=dtype).masked_fill(~is_seen_BnS, hidden)[:, None]
     if tokens_BMnK is None:
         return bias_B1nS
+    tokens_BMnK = tokens_BMnK.to(torch.promote_types(dtype, torch.float32))
     of_rows_BMnK = tokens_outside(tokens_BMnK).log().to(dtype).clamp(min=hidden)
     batch, matrices = max(bias_B1nS.shape[0], of_rows_BMnK.shape[0]), of_rows_BMnK.shape[1]
     return torch.cat([part.expand(batch, matrices, -1, -1) for part in (bias_B1nS, of_rows_BMnK)], dim=-1)
@@ -193,13 +210,14 @@ class WindowAttention(NamedTuple):
 
     def _heads(self, features_BTSF: Tensor, heads: int) -> Tensor:
         """(B, T, S, F) to (B·T, H, S, D)."""
-        features_XGSD = features_BTSF.flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2)
+        features_XGSD = all_tiles(features_BTSF).unflatten(-1, (heads, -1)).transpose(1, 2)
         return features_XGSD if heads == self.num_heads else features_XGSD.repeat_interleave(self._group, dim=1)
 
     def _bias(self, bias_BMnS: Tensor) -> Tensor:
         """(B, M, n, S) to (B·T, 1 or H, 1 or Q, S)."""
         blocks = self.tiling.blocks_per_tile
-        bias_XMnS = split_windows(bias_BMnS, blocks).transpose(1, 2).flatten(0, 1)
+        bias_BMTnS = bias_BMnS.unsqueeze(3) if blocks == 1 else split_windows(bias_BMnS, blocks)
+        bias_XMnS = all_tiles(bias_BMTnS.transpose(1, 2))
         if bias_BMnS.shape[1] > 1:
             bias_XMnS = bias_XMnS.repeat_interleave(self._group, dim=1)
         return bias_XMnS if blocks == 1 else bias_XMnS.repeat_interleave(self.tiling.window, dim=2)
@@ -234,7 +252,7 @@ class WindowAttention(NamedTuple):
 
 
 class _InChunks(torch.autograd.Function):
-    """`WindowAttention.whole` in chunks: neither columns nor weights are kept, the backward pass computes them again."""
+    """`WindowAttention.whole` in chunks: the backward pass computes columns and weights again."""
 
     @staticmethod
     def forward(ctx: Any, attention: WindowAttention, query_BNF: Tensor, *context: Tensor) -> Tensor:
@@ -263,7 +281,7 @@ class _InChunks(torch.autograd.Function):
         near = [torch.zeros_like(tensor) for tensor in context[:2]]
         # many tiles add to these
         far = [torch.zeros_like(at_least_float32(tensor)) for tensor in context[2:4]]
-        gradients = NearAndFar(*near, *far, context.bias_BMnS)
+        gradients = NearAndFar(near[0], near[1], far[0], far[1], context.bias_BMnS)
         for examples, tiles in attention.chunks(query_BNF.shape[0], tiling.tiles):
             rows, piece = attention.rows(tiles), attention.piece(context, examples, tiles)
             leaves = [

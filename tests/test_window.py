@@ -1,0 +1,393 @@
+"""Attention with a window: exact tokens around each query beside the K rows, in one softmax."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassError
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import COMBINATIONS, randomize, shared_projection, windowed_reference
+from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
+
+from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerConfig, LinformerEncoder
+from linformer_kit.models import window_linformer
+from linformer_kit.models.modeling_linformer import LinformerForCausalLM
+from linformer_kit.models.projection_linformer import Projection
+from linformer_kit.models.window_linformer import Tiling, tokens_outside
+
+WINDOWED = [pair for pair in COMBINATIONS if pair[0] != "none"]
+KINDS = list(dict.fromkeys(kind for kind, _ in WINDOWED))
+# whose number of tokens depends on weights or input, and is a constant for the gradient
+COUNTS_BY_WEIGHT = ("linear", "affine", "dynamic")
+SIZES = {"embed_dim": 12, "num_heads": 4, "num_kv_heads": 2, "head_dim": 5, "max_length": 40, "projected_length": 4}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of several blocks, and chunks of several tiles, in short inputs."""
+    monkeypatch.setattr(window_linformer, "TILE", 6)
+    monkeypatch.setattr(window_linformer, "QUERY_CHUNK", 13)
+
+
+def build(projection="dynamic", sharing="headwise", window_length=3, global_tokens=0, **options):
+    """A layer with random parameters, and the projection it shares if it shares one."""
+    options = {**SIZES, **options}
+    layer = LinformerAttention(
+        projection=projection,
+        sharing=sharing,
+        window_length=window_length,
+        global_tokens=global_tokens,
+        **options,
+    )
+    shared = shared_projection(layer)
+    randomize(layer, *([] if shared is None else [shared]))
+    return layer, shared
+
+
+def scattered_mask(batch, length):
+    mask = torch.rand(batch, length) > 0.3
+    mask[:, length // 2] = True
+    mask[0] = True
+    return mask
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(
+    ("projection", "sharing", "window", "global_tokens", "rows"),
+    [
+        *((projection, sharing, 3, 2, 4) for projection, sharing in WINDOWED),
+        *((projection, "headwise", 1, 0, 7) for projection in KINDS),
+        ("mean", "headwise", 7, 9, 4),  # global tokens in several blocks
+        ("linear", "headwise", 4, 1, 0),
+        ("linear", "layerwise", 20, 0, 4),
+    ],
+)
+class TestReference:
+    @pytest.fixture
+    def case(self, projection, sharing, window, global_tokens, rows, masked):
+        layer, shared = build(projection, sharing, window, global_tokens, projected_length=rows)
+        x = torch.randn(2, 17, 12)
+        return layer, shared, x, scattered_mask(2, 17) if masked else None
+
+    def test_the_layer_equals_the_reference(self, case):
+        layer, shared, x, mask = case
+        expected = windowed_reference(layer, x, mask, shared)
+        for gradients, fused in ((True, True), (False, True), (True, False)):
+            with torch.set_grad_enabled(gradients):
+                output = layer(x, mask=mask, projection=shared, fused=fused)
+            for example, (of_reference, _) in enumerate(expected):
+                real = slice(None) if mask is None else mask[example]
+                assert_close(output[example][real], of_reference, rtol=1e-9, atol=1e-11)
+
+    def test_the_weights_are_those_of_the_reference(self, case, window, global_tokens):
+        """Column j < 3w of the query with rank i is the token with rank (i // w - 1) · w + j, then global tokens."""
+        layer, shared, x, mask = case
+        output, weights = layer(x, mask=mask, projection=shared, need_weights=True)
+        near = 3 * window
+        assert_close(output, layer(x, mask=mask, projection=shared), rtol=1e-9, atol=1e-11)
+        for example, (_, expected) in enumerate(windowed_reference(layer, x, mask, shared)):
+            real = slice(None) if mask is None else mask[example]
+            ours = weights[example][:, real]
+            length = ours.shape[1]
+            on_tokens = torch.zeros(layer.num_heads, length, length)
+            for query in range(length):
+                for column in range(near + global_tokens):
+                    token = (query // window - 1) * window + column if column < near else column - near
+                    if 0 <= token < length:
+                        on_tokens[:, query, token] += ours[:, query, column]
+            rows = expected.shape[2] - length
+            on_rows = ours[:, :, near + global_tokens :]
+            assert_close(torch.cat([on_tokens, on_rows[..., :rows]], dim=-1), expected, rtol=1e-9, atol=1e-11)
+            assert (on_rows[..., rows:] < 1e-30).all()  # rows of padding in shorter examples
+
+    def test_the_gradients_are_those_of_the_equation(self, case, projection, rows):
+        layer, shared, x, mask = case
+        leaves = [x.requires_grad_(), *layer.parameters(), *(shared.parameters() if shared is not None else [])]
+
+        def loss(fused):
+            output = layer(x, mask=mask, projection=shared, fused=fused)
+            real = output if mask is None else output[mask]
+            return real.square().sum()
+
+        whole, chunked = (torch.autograd.grad(loss(fused), leaves, allow_unused=True) for fused in (False, True))
+        assert_close(chunked, whole, rtol=1e-9, atol=1e-10)
+        if projection not in COUNTS_BY_WEIGHT or rows == 0:
+            assert torch.autograd.gradcheck(
+                lambda x: layer(x, mask=mask, projection=shared)[slice(None) if mask is None else mask],
+                [x],
+                fast_mode=True,
+            )
+
+
+@pytest.mark.usefixtures("float64")
+@given(
+    st.sampled_from(WINDOWED), st.integers(1, 9), st.integers(0, 5), st.integers(0, 6), st.data(), st.integers(1, 19)
+)
+def test_an_input_that_fits_into_the_window_has_full_attention(pair, window, global_tokens, rows, data, length):
+    """Also in a batch with longer inputs, where it takes the way of the longer ones."""
+    layer, shared = build(*pair, window, global_tokens, projected_length=rows)
+    short = min(length, 2 * window)
+    full = LinformerAttention(**{**SIZES, "projected_length": 1}, projection="none")
+    full.load_state_dict({name: value for name, value in layer.state_dict().items() if "projection" not in name})
+    x = torch.randn(2, length, 12)
+    mask = torch.ones(2, length, dtype=torch.bool)
+    mask[0] = False
+    mask[0, data.draw(st.permutations(range(length)))[:short]] = True
+    output = layer(x, mask=mask, projection=shared)
+    assert_close(output[0][mask[0]], full(x[:1, mask[0]])[0])
+    assert_close(layer(x[:, :short], projection=shared), full(x[:, :short]))
+
+
+@pytest.mark.usefixtures("float64")
+@given(st.integers(1, 9), st.integers(0, 5), st.integers(1, 33))
+def test_a_window_without_rows_is_attention_with_a_band_mask(window, global_tokens, length):
+    layer, _ = build(window_length=window, global_tokens=global_tokens, projected_length=0, num_kv_heads=4)
+    x, position = torch.randn(2, length, 12), torch.arange(length)
+    block = position // window
+    band = ((block[:, None] - block).abs() <= 1) | (position < global_tokens)
+    query, keys, values = (
+        linear(x).unflatten(-1, (4, 5)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)
+    )
+    heads = F.scaled_dot_product_attention(query, keys, values, attn_mask=band)
+    assert_close(layer(x), layer.output(heads.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("depth", [1, 2])
+@given(st.integers(1, 6), st.integers(0, 4), st.integers(0, 4), st.integers(5, 30), st.data())
+def test_a_token_moves_exactly_what_sees_it(depth, window, global_tokens, rows, length, data):
+    """Without rows, a layer carries a change one block further; with rows, a token outside reaches every query."""
+    encoder = LinformerEncoder(
+        12,
+        2,
+        depth=depth,
+        max_length=40,
+        projected_length=rows,
+        projection="mean",
+        window_length=window,
+        global_tokens=global_tokens,
+        feed_forward="none",
+    )
+    randomize(encoder)
+    x, position = torch.randn(1, length, 12), torch.arange(length)
+    changed = data.draw(st.integers(0, length - 1))
+    block = position // window
+    sees = ((block[:, None] - block).abs() <= 1) | (position < global_tokens) | (rows > 0)
+    moved = torch.eye(length, dtype=torch.bool)[:, changed]
+    for _ in range(depth):
+        moved = (sees & moved).any(dim=1) | moved
+    other = x.clone()
+    other[0, changed] += 1
+    difference = (encoder(other) - encoder(x)).abs().amax(dim=-1)[0]
+    assert_close(difference > 0, moved)
+
+
+def test_rows_stand_for_what_is_outside_of_the_window():
+    """12 tokens in blocks of 2 and 4 segments of 3: block 0 sees tokens 0 to 3, block 2 sees 2 to 7."""
+    projection = Projection.make(
+        "mean", embed_dim=1, max_length=12, projected_length=4, sharing="kv", num_kv_heads=1, rescale=False
+    )
+    tokens = projection.tokens_in_blocks(torch.zeros(1, 12, 1), None, 2, 6)
+    outside = tokens_outside(tokens)[0, 0]
+    assert outside[0].tolist() == [0, 2, 3, 3]
+    assert outside[2].tolist() == [2, 0, 1, 3]
+    assert tokens.sum() == 12
+    # without the first token, which all queries see
+    skipped = projection.tokens_in_blocks(torch.zeros(1, 12, 1), None, 2, 6, skipped=1)
+    assert tokens_outside(skipped)[0, 0, 2].tolist() == [1, 0, 1, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rows_stand_for_all_tokens(kind):
+    """A new linear E starts as segment means, so its rows stand for their segments, up to noise."""
+    length = 40
+    options = {"embed_dim": 6, "max_length": 40, "projected_length": 8, "num_kv_heads": 2, "rescale": False}
+    sharing = "none" if kind in Projection.kind_names("has_matrices") else "kv"
+    projection = Projection.make(kind, sharing=sharing, head_dim=3, **options)
+    tokens = projection.tokens_in_blocks(torch.randn(2, length, 6), None, 5, 8)
+    assert_close(tokens.sum(dim=(2, 3)), torch.full(tokens.shape[:2], 40.0))
+    lengths = torch.tensor([40, 15])
+    padded = projection.tokens_in_blocks(torch.randn(2, length, 6), lengths, 5, 8)
+    assert (padded[1:, :, 3:] == 0).all()
+    if kind in ("linear", "affine"):
+        expected = torch.eye(8) * 5
+        assert (tokens[0, 0] - expected).abs().max() < 1.5
+        assert not tokens.requires_grad
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("sharing", ["none", "kv"])
+def test_dropout_draws_the_same_numbers_in_the_backward_pass(sharing):
+    layer, _ = build("dynamic", sharing, dropout=0.4)
+    x, direction, upstream = torch.randn(2, 23, 12), torch.randn(2, 23, 12), torch.randn(2, 23, 12)
+
+    def loss(x):
+        torch.manual_seed(3)
+        return (layer(x) * upstream).sum()
+
+    # a constant, as it is for gradients
+    layer.projection.tokens_in_blocks = lambda *args, **_: torch.ones(1, 1, args[3], 4)
+    (gradient,) = torch.autograd.grad(loss(x.requires_grad_()), x)
+    numeric = (loss(x + 1e-6 * direction) - loss(x - 1e-6 * direction)) / 2e-6
+    assert_close((gradient * direction).sum(), numeric.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_the_backward_pass_keeps_neither_columns_nor_weights():
+    """Only a few tensors of N × C: not the 3w + K columns of each block, not the N × (3w + K) weights."""
+    layer = LinformerAttention(32, 4, max_length=512, projected_length=16, projection="mean", window_length=16)
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(torch.randn(1, 512, 32, requires_grad=True))
+    weights = sum(parameter.numel() for parameter in layer.parameters())
+    assert sum(kept.values()) - weights < 7 * 512 * 32
+
+
+@pytest.mark.parametrize("length", [7, 24, 33, 40])
+@pytest.mark.parametrize(("projection", "sharing"), [pair for pair in WINDOWED if pair[1] != "layerwise"])
+def test_the_plan_counts_the_multiply_adds_and_takes_the_cheaper_order(projection, sharing, length):
+    for window, global_tokens, rows in ((3, 2, 4), (7, 0, 0), (10, 0, 4)):
+        layer, _ = build(projection, sharing, window, global_tokens, projected_length=rows)
+        plan, counter = layer.plan(length, batch=2), FlopCounterMode(display=False)
+        with counter, torch.no_grad():
+            layer(torch.randn(2, length, 12), fused=False)  # the counter does not know the fused kernel
+        expected = plan.multiply_adds
+        if plan.queries == "folded":  # b_Q keysᵀ, a vector's worth
+            expected += 2 * layer.num_heads * length * layer.head_dim
+        if rows and projection in ("conv", "mean", "max") and length > 2 * window:  # pooling is not a matrix product
+            expected -= 2 * layer.projection.multiply_adds_per_channel(length) * 12
+        assert counter.get_total_flops() == 2 * expected
+
+
+def test_keys_are_computed_before_the_sequence_is_shortened_only_if_that_is_much_cheaper():
+    """Keys and values of all tokens are needed, so sequence first no longer saves them."""
+    options = {"max_length": 4096, "projected_length": 128, "window_length": 128}
+    assert LinformerAttention(512, 8, **options, sharing="none").plan(4096).keys == "features first"
+    assert LinformerAttention(512, 8, **options, sharing="kv").plan(4096).keys == "sequence first"
+    assert LinformerAttention(512, 8, **options).plan(4096).queries == "per head"
+    # 2 · N · C² for keys and values of the tokens, and as much for queries and output; 2 · N · (3w + K) · C scores
+    costs = 4 * 4096 * 512**2 + 2 * 4096 * 512 * 512
+    rows = 2 * 4096 * 128 * 512 + 2 * 128 * 512**2
+    assert LinformerAttention(512, 8, **options).plan(4096).multiply_adds == costs + rows
+
+
+@pytest.mark.parametrize("global_tokens", [0, 2])
+@pytest.mark.parametrize("projection", ["linear", "dynamic", "mean", "head_conv"])
+def test_half_precision_and_autocast_are_close_to_float32(projection, global_tokens):
+    layer, _ = build(projection, "headwise", 3, global_tokens)
+    x, mask = torch.randn(2, 23, 12), scattered_mask(2, 23)
+    expected = layer(x, mask=mask)
+    results = [copy.deepcopy(layer).to(dtype)(x.to(dtype), mask=mask) for dtype in (torch.bfloat16, torch.float16)]
+    leaf = x.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        results.append(layer(leaf, mask=mask))
+    for result in results:
+        assert (result[mask].float() - expected[mask]).abs().max() < 0.04 * expected[mask].abs().max()
+    results[-1].float().square().sum().backward()
+    exact = torch.autograd.grad(layer(x.requires_grad_(), mask=mask).square().sum(), x)[0]
+    assert (leaf.grad - exact)[mask].norm() < 0.05 * exact[mask].norm()
+
+
+def test_shapes_are_computed_on_meta_tensors():
+    layer = LinformerAttention(64, 4, max_length=2**20, projected_length=16, projection="mean", window_length=64)
+    layer.to("meta")
+    assert layer(torch.empty(1, 1_000_000, 64, device="meta")).shape == (1, 1_000_000, 64)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("recompute", ["gradient_checkpointing", "reversible"])
+def test_encoders_that_recompute_have_the_same_gradients(recompute):
+    encoder = LinformerEncoder(
+        12,
+        2,
+        depth=2,
+        max_length=40,
+        projected_length=[0, 4],
+        window_length=3,
+        global_tokens=1,
+        sharing="layerwise",
+        **{recompute: True},
+    )
+    randomize(encoder)
+    x, mask = torch.randn(2, 23, 12, requires_grad=True), scattered_mask(2, 23)
+    leaves = [x, *encoder.parameters()]
+    ours = torch.autograd.grad(encoder(x, mask)[mask].square().sum(), leaves)
+    encoder.gradient_checkpointing = False
+    plain = encoder(x, mask, need_weights=True)[0]  # keeps everything
+    assert_close(ours, torch.autograd.grad(plain[mask].square().sum(), leaves), rtol=1e-8, atol=1e-9)
+
+
+def test_a_window_of_zero_is_the_layer_without_a_window():
+    torch.manual_seed(0)
+    plain = LinformerAttention(12, 2, max_length=40, projected_length=4)
+    torch.manual_seed(0)
+    zero = LinformerAttention(12, 2, max_length=40, projected_length=4, window_length=0)
+    x = torch.randn(2, 40, 12)
+    assert torch.equal(zero(x), plain(x))
+
+
+def test_a_tiling_covers_the_tokens():
+    assert Tiling.of(100, 3, 0) == Tiling(window=3, global_tokens=0, blocks_per_tile=2, tiles=17)
+    assert Tiling.of(5, 3, 0).blocks == 2
+    assert Tiling.of(100, 8, 1).size == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"projection": "none"}, "sees every token exactly already"),
+        ({"window_length": -1}, "window_length is -1; it must be an integer of at least 0"),
+        ({"window_length": 2.5}, "window_length"),
+        ({"global_tokens": -2}, "global_tokens is -2"),
+        ({"window_length": 0, "global_tokens": 1}, "without a window no token is seen exactly"),
+        ({"window_length": 0, "projected_length": 0}, "only layers with a window"),
+        ({"projected_length": -1}, "projected_length is -1"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(options, message):
+    options = {"window_length": 4, "projected_length": 4, **options}
+    for build_one in (
+        lambda: LinformerAttention(12, 2, **options),
+        lambda: LinformerEncoder(12, 2, depth=2, **options),
+        lambda: LinformerConfig(hidden_size=12, num_attention_heads=2, num_hidden_layers=2, **options),
+    ):
+        with pytest.raises((ValueError, TypeError, StrictDataclassError), match=message):
+            build_one()
+
+
+def test_a_window_is_only_for_self_attention():
+    layer, _ = build()
+    x = torch.randn(1, 9, 12)
+    for call in (lambda: layer(x, x), lambda: layer(x, value=x), lambda: layer.project(x)):
+        with pytest.raises(ValueError, match="a window holds the tokens around a query"):
+            call()
+    with pytest.raises(TypeError, match="window_length"):
+        CausalLinformerAttention(12, 2, window_length=4)
+    with pytest.raises(ValueError, match="in a causal layer"):
+        LinformerForCausalLM(
+            LinformerConfig(vocab_size=9, hidden_size=12, num_attention_heads=2, num_hidden_layers=1, window_length=4)
+        )
+
+
+def test_inputs_longer_than_E_are_refused_even_if_they_fit_into_the_window():
+    layer, _ = build("linear", window_length=30)
+    with pytest.raises(ValueError, match="max_length is 40"):
+        layer(torch.randn(1, 41, 12))
+
+
+def test_a_projection_that_does_not_count_its_tokens_says_so(own_projections):
+    class FirstTokens(Projection, kind="first"):
+        def __init__(self, projected_length):
+            super().__init__()
+            self.projected_length = projected_length
+
+    with pytest.raises(NotImplementedError, match="define `tokens_in_blocks`"):
+        FirstTokens(3).tokens_in_blocks(torch.zeros(1, 4, 2), None, 2, 2)
