@@ -143,7 +143,7 @@ def test_it_behaves_like_a_keras_layer(options, tmp_path):
 def test_lengths_may_be_unknown_in_a_graph():
     import tensorflow as tf
 
-    layers = [built(projection=projection) for projection in ("linear", "dynamic", "conv", "mean")]
+    layers = [built(projection=projection) for projection in ("linear", "conv", "mean")]
     layers.append(built(projection_dim=0))
 
     @tf.function(input_signature=[tf.TensorSpec((None, None, 12)), tf.TensorSpec((None, None), tf.bool)])
