@@ -57,7 +57,7 @@ class Mutation(NamedTuple):
 ATTENTION, PADDING = "tests/test_attention.py", "tests/test_padding.py"
 CAUSAL, MODELS = "tests/test_causal.py", "tests/test_models.py"
 PROJECTION, GENERATION = "tests/test_projection.py", "tests/test_generation.py"
-REVERSIBLE = "tests/test_reversible.py"
+REVERSIBLE, WINDOW = "tests/test_reversible.py", "tests/test_window.py"
 PARTS, COMPARE = "tests/test_training_parts.py", "tests/test_compare.py"
 CHECKPOINTS = "tests/test_training_checkpoints.py"
 BENCH = "tests/test_measure.py tests/test_bench.py"  # those of them that exist
@@ -156,8 +156,8 @@ MUTATIONS = [
     Mutation(
         "pooling windows of unequal size overlap",
         "models/projection_linformer.py",
-        "after_BK = (row_K + 1) * real_B1 // used_B1.clamp(min=1)",
-        "after_BK = first_BK + width",
+        "is_real_BKW = position_BKW < after_BK[..., None]",
+        "is_real_BKW = position_BKW < first_BK[..., None] + width",
         ATTENTION,
         "reference and mean",
     ),
@@ -769,6 +769,62 @@ MUTATIONS = [
         "weights_only=False)",
         IMPORT,
         "files_that_hold",
+    ),
+    Mutation(
+        "a row counts for the neighboring block, too",
+        "models/window_linformer.py",
+        "before, after = padded.cumsum(dim=2)[:, :, :blocks]",
+        "before, after = padded.cumsum(dim=2)[:, :, 1 : blocks + 1]",
+        WINDOW,
+        "reference or stand",
+    ),
+    Mutation(
+        "a global token in the window counts twice",
+        "models/window_linformer.py",
+        "(global_nS // window - block_n1).abs() > 1]",
+        "(global_nS // window - block_n1).abs() >= 0]",
+        WINDOW,
+        "reference",
+    ),
+    Mutation(
+        "rows count for global tokens, too",
+        "models/projection_linformer.py",
+        "first_BnK = first_BK[:, None].maximum(start_n1.clamp(min=skipped))",
+        "first_BnK = first_BK[:, None].maximum(start_n1)",
+        WINDOW,
+        "reference or stand",
+    ),
+    Mutation(
+        "the gradient of the block to the right is lost",
+        "models/window_linformer.py",
+        "split_windows(near_BPF[:, 2 * window :], size)[:, :, size - window :] += right",
+        "pass",
+        WINDOW,
+        "gradients",
+    ),
+    Mutation(
+        "dropout draws other numbers in the backward pass of a window",
+        "models/window_linformer.py",
+        "RandomState(query_BNF.device) if attention.dropout else None",
+        "None",
+        WINDOW,
+        "dropout",
+    ),
+    Mutation(
+        "blocks are counted with padding",
+        "models/attention_linformer.py",
+        'x_BNC, lengths_B, place_BN = real_tokens_first(x_BNC, boolean_mask("mask", mask, x_BNC))',
+        'lengths_B = boolean_mask("mask", mask, x_BNC).sum(dim=1)',
+        WINDOW,
+        "reference or fits",
+    ),
+    Mutation(
+        "short inputs do not skip the rows of a signed E",
+        "models/window_linformer.py",
+        "before, after = padded.cumsum(dim=2)[:, :, :blocks], padded.flip(2).cumsum(dim=2).flip(2)[:, :, 4:]",
+        "before, after = tokens_BMnK.sum(dim=2, keepdim=True) - tokens_BMnK, 1e-3",
+        WINDOW,
+        "fits",
     ),
 ]
 

@@ -84,6 +84,14 @@ def test_every_projection_passes_the_check(backend, projection):
         make_workload(point).call()
 
 
+@pytest.mark.parametrize("rows", [8, 0], ids="K{}".format)
+def test_a_window_belongs_to_our_layer(rows):
+    experiment = replace(SMALL, projection="mean", projection_dim=rows, window_length=4)
+    ours, full = (experiment.point(layer, "torch") for layer in LAYERS)
+    assert (ours.variant, ours.projected_length, full.variant) == ("mean, window 4", rows, "")
+    check(ours)
+
+
 @pytest.mark.parametrize("backend", ["torch", "keras-torch"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_that_computes_something_else_is_not_timed(monkeypatch, backend, layer):
@@ -112,6 +120,7 @@ def test_a_layer_that_computes_something_else_is_not_timed(monkeypatch, backend,
         (["--device", "tpu", "--backend", "keras"], "device 'tpu' is not available; available: cpu"),
         (["--sequence-length", "9" * 20], "Overflow"),
         (["--projection", "mean", "--sharing", "none"], "sharing"),
+        (["--projection-dim", "0"], "projected_length is 0, which only layers with a window can have"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

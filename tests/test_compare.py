@@ -209,6 +209,19 @@ def test_blocks_and_slots_of_causal_subjects():
     assert found == {*ours, ("full-attention", None, None)}
 
 
+def test_window_lengths_of_what_has_a_window():
+    keys = {"lengths": [256], "projected_lengths": [0, 16], "window_lengths": [0, 32], "subjects": ["encoder"]}
+    (group,) = read_sweep({**keys, "implementations": ["linformer-kit", "linformer", "longformer"]}).groups()
+    assert [(point.implementation, point.variant, point.projected_length) for point in group] == [
+        ("linformer-kit", "", 16),
+        ("linformer-kit", "window 32", 0),
+        ("linformer-kit", "window 32", 16),
+        ("linformer", "", 16),
+        ("longformer", "", None),
+        ("longformer", "window 32", None),
+    ]
+
+
 def test_batches_are_fixed_or_hold_the_same_number_of_tokens():
     keys = {"lengths": [512, 8192], "implementations": ["full-attention"]}
     batches = [[p.batch for g in read_sweep({**keys, **more}).groups() for p in g] for more in ({}, {"batch": 3})]
@@ -242,6 +255,15 @@ def test_interleaved_lengths_share_their_rounds():
         (
             ["--implementations", "bert"],
             "bert has nothing to measure for layer × forward on torch; it has the subjects encoder",
+        ),
+        (["--window-lengths", "-8"], "window_lengths[0] is -8; it must be at least 0"),
+        (
+            ["--window-lengths", "0,128", "--implementations", "linformer,full-attention"],
+            "window_lengths has 128, but nothing in this sweep has a window; add one of linformer-kit, longformer, ",
+        ),
+        (
+            ["--projected-lengths", "0"],
+            "projected_lengths has 0, which only layers with a window can have; add window_lengths, or use at least 1",
         ),
         (["--device", "tpu"], "device 'tpu' is not available; available: cpu"),
         (["--time-limit", "0"], "time_limit is 0.0; it must be larger than 0"),
@@ -297,6 +319,8 @@ SAVED = {
         **{"projection": "dynamic", "projected_length": [32, 8], "local_width": 3, "sharing": "none"},
         **{"position_embedding": "sinusoidal", "hidden_act": "relu", "norm_first": False, "head_dim": 4},
     },
+    "window": {"projection": "mean", "projected_length": 16, "window_length": 16, "global_tokens": 1},
+    "window only": {"projected_length": 0, "window_length": 32},
     "layerwise and rescaled": {"projected_length": 16, "sharing": "layerwise", "rescale": True, "type_vocab_size": 0},
 }
 
@@ -324,7 +348,8 @@ def test_a_saved_model_is_measured_with_its_own_configuration(save, options):
     of_measurement = {"vocab_size", "max_position_embeddings", "initializer_range"}
     of_measurement |= {"hidden_dropout_prob", "attention_probs_dropout_prob", "projected_length"}
     assert different(saved, timed) <= of_measurement
-    assert different(timed, with_full) <= {"projection", "sharing", "rescale", "projected_length"}
+    without = {"projection", "sharing", "rescale", "projected_length", "window_length", "global_tokens"}
+    assert different(timed, with_full) <= without
     assert (timed["max_position_embeddings"], with_full["projection"]) == (128, "none")
     for point in (ours, full, replace(ours, step="training")):
         check(point)

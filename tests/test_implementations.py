@@ -17,7 +17,8 @@ from linformer_kit.bench.checks import WrongImplementation
 from linformer_kit.bench.implementations import IMPLEMENTATIONS, SUBJECT_KINDS, VARIANTS, can_do, check, make_workload
 from linformer_kit.bench.measure import Phases, time_interleaved
 from linformer_kit.bench.point import Point
-from linformer_kit.models import attention_linformer, causal_linformer
+from linformer_kit.errors import UserError
+from linformer_kit.models import attention_linformer, causal_linformer, window_linformer
 
 SIZES = {"hidden_size": 32, "num_heads": 4, "num_layers": 2, "target_length": 8}
 LINFORMERS = ["linformer-kit", "full-attention", "linformer", "linformer-pytorch"]
@@ -88,6 +89,87 @@ def test_every_projection_passes_the_check(variant):
 @pytest.mark.parametrize("sharing", ["kv", "layerwise"])
 def test_every_sharing_passes_the_check(sharing):
     check(point_of("linformer-kit", "encoder", sharing=sharing))
+
+
+# a window
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [
+        ("window 16", {"projection": "linear", "window_length": 16}),
+        ("mean, window 128", {"projection": "mean", "window_length": 128}),
+        ("mean", {"projection": "mean"}),
+        ("dynamic, no attention dropout", {"projection": "dynamic"}),
+    ],
+)
+def test_a_variant_names_projection_and_window(variant, options):
+    found = point_of("linformer-kit", "layer", variant=variant).projection_options
+    assert found == {"sharing": "headwise", "projected_length": 16, **options}
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["window", "window 0", "window 1.5", "mean, windw 8", "mean,window 8", "window 8, mean", "window 8, window 9"],
+)
+def test_a_malformed_variant_is_refused(variant):
+    with pytest.raises(UserError, match=rf"^the variant of linformer-kit is '{variant}'; it must be a projection, a "):
+        point_of("linformer-kit", "layer", variant=variant)
+
+
+WINDOWS = {"window 16": 16, "mean, window 16": 16, "window only": 0}
+
+
+@pytest.mark.parametrize(("variant", "rows"), WINDOWS.items(), ids=WINDOWS)
+def test_a_layer_with_a_window_passes_the_check(variant, rows):
+    variant = "window 16" if variant == "window only" else variant
+    for length in (200, 1500):
+        place = point_of("linformer-kit", "layer", "training", length, variant=variant, projected_length=rows)
+        check(place)
+        assert implementations.build(place).window_length == 16
+    make_workload(place).call()
+
+
+@pytest.mark.parametrize("name", ["linformer-kit", "linformer-kit-reversible", "linformer-kit-checkpointing"])
+def test_an_encoder_with_a_window_is_checked_where_its_input_does_not_fit_into_it(name):
+    place = point_of(name, "encoder", length=2048, variant="window 512", num_layers=1)
+    check(place)
+    small = place.small()
+    assert small.length > 4 * small.window_length >= window_linformer.TILE  # as many blocks per tile: one
+    assert small.length > window_linformer.QUERY_CHUNK
+
+
+def sees_too_far(*args):
+    """A window that is open: the blocks of a tile see all that the tile is compared with."""
+    bias = window_linformer.column_bias(*args)
+    return bias.masked_fill(bias < -1e30, 0)
+
+
+def without_tokens(*args):
+    return window_linformer.column_bias(*args).clamp(max=0)
+
+
+@pytest.mark.parametrize("mistake", [sees_too_far, without_tokens])
+@pytest.mark.parametrize(("subject", "length"), [("layer", 128), ("layer", 1500), ("encoder", 128)])
+def test_a_wrong_window_is_refused(monkeypatch, mistake, subject, length):
+    monkeypatch.setattr(attention_linformer, "column_bias", mistake)
+    with pytest.raises(WrongImplementation, match=r"^linformer-kit: its output"):
+        check(point_of("linformer-kit", subject, length=length, variant="window 16", num_layers=1))
+
+
+@pytest.mark.parametrize(("subject", "length"), [("layer", 128), ("layer", 1500), ("encoder", 128)])
+def test_a_window_with_a_wrong_backward_pass_is_refused(monkeypatch, subject, length):
+    monkeypatch.setattr(window_linformer, "add_columns", lambda *_: None)
+    with pytest.raises(WrongImplementation, match="gradient"):
+        check(point_of("linformer-kit", subject, length=length, variant="window 16", num_layers=1))
+
+
+def test_longformer_has_the_window_of_its_variant():
+    windows = [
+        implementations.build(point_of("longformer", "encoder", variant=variant)).config.attention_window
+        for variant in ("window 32", "")
+    ]
+    assert windows == [[32, 32], [256, 256]]
 
 
 # mistakes
@@ -230,10 +312,10 @@ def test_a_cache_with_earlier_tokens_is_refused(monkeypatch, name, subject):
 # other columns
 
 
-@pytest.mark.parametrize("rows", [16, 96, None], ids="K{}".format)
-def test_multiply_adds_are_those_of_the_products(rows):
+@pytest.mark.parametrize(("rows", "variant"), [(16, ""), (96, ""), (None, ""), (16, "window 64"), (0, "window 64")])
+def test_multiply_adds_are_those_of_the_products(rows, variant):
     # unfused, because the counter does not know the fused kernel
-    place = point_of("linformer-kit", "encoder", projected_length=rows, length=256)
+    place = point_of("linformer-kit", "encoder", projected_length=rows, length=256, variant=variant)
     model = encoders.our_encoder(replace(place, implementation="full-attention-eager")).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(encoders.random_ids(3, 256))
@@ -241,6 +323,16 @@ def test_multiply_adds_are_those_of_the_products(rows):
     if rows and model.layers[0].attention.plan(256).queries == "folded":  # b_Q keysᵀ, as much as one vector
         multiply_adds += 3 * 2 * 32 * rows
     assert counter.get_total_flops() == 2 * multiply_adds
+
+
+def test_a_training_step_has_three_times_the_multiply_adds_of_a_forward_pass():
+    for name, times in (("linformer-kit", 3), ("full-attention", 3), ("gemm", 1)):
+        forward, training = (
+            make_workload(point_of(name, "layer", step)).columns[""]["multiply_adds"]
+            for step in ("forward", "training")
+        )
+        assert training == times * forward > 0
+    assert make_workload(point_of("linformer", "layer", "training")).columns[""]["multiply_adds"] is None
 
 
 def test_the_cache_is_that_of_all_tokens():

@@ -21,7 +21,16 @@ masks = st.integers(1, 3).flatmap(
 
 
 def layers(projection, sharing, projected_length, rescale):
-    """Our layer and our stack, as functions of tokens and mask."""
+    """Our layer and our stack, without and with a window, as functions of tokens and mask."""
+    windows = [{}] if projection == "none" else [{}, {"window_length": 1, "global_tokens": 1}]
+    return [
+        layer
+        for window in windows
+        for layer in layer_and_stack(projection, sharing, projected_length, rescale, **window)
+    ]
+
+
+def layer_and_stack(projection, sharing, projected_length, rescale, **window):
     options = {
         "embed_dim": 8,
         "num_heads": 2,
@@ -30,6 +39,7 @@ def layers(projection, sharing, projected_length, rescale):
         "projection": projection,
         "sharing": sharing,
         "rescale": rescale and projection in ("linear", "random", "conv"),
+        **window,
     }
     encoder = randomize(LinformerEncoder(depth=2, **options))
     attention = LinformerAttention(**options)

@@ -526,6 +526,24 @@ def test_plot_heads_draws_what_a_model_returns(save, kind):
     assert all("attend" not in vars(module) and "advance" not in vars(module) for module in model.modules())
 
 
+@pytest.mark.parametrize("changes", [{"global_tokens": 1}, {"projected_length": [0, 3]}], ids=str)
+def test_heads_with_a_window_show_rows_and_tokens(save, changes):
+    """The rows, then all tokens, most of which a token outside of the window does not see."""
+    folder, model, tokenizer = save(LinformerForMaskedLM, window_length=3, **changes)
+    ids = ids_of(tokenizer)
+    length, found = ids.shape[1], images(figures([folder], "heads", TEXT)["heads"])
+    for image, again in zip(found, images(plot_heads(model, ids)), strict=True):
+        np.testing.assert_array_equal(image, again)
+        np.testing.assert_allclose(image.sum(axis=1), 1, rtol=1e-6)
+    block = np.arange(length) // 3
+    is_seen = abs(block[:, None] - block) <= 1
+    is_seen[:, : changes.get("global_tokens", 0)] = True
+    for number, image in enumerate(found):
+        rows = model.config.projected_lengths[number // 2]
+        assert image.shape == (length, rows + length)
+        np.testing.assert_array_equal(image[:, rows:] > 0, is_seen)
+
+
 def test_plot_heads_of_layers_in_any_module():
     class Both(nn.Module):
         def __init__(self):

@@ -393,6 +393,12 @@ def test_a_causal_linformer_is_rejected_even_if_the_text_is_shorter_than_a_block
     assert "a causal Linformer, whose tokens attend to projected blocks of 16 tokens" in said
 
 
+def test_a_linformer_with_a_window_is_rejected(tmp_path, text):
+    windowed = linformer_model(tmp_path / "windowed", LinformerForMaskedLM, window_length=4)
+    said = refused("spectrum", windowed, "--text", text, "--length", 20, "--output", tmp_path / "out")
+    assert "a Linformer with window_length=4, whose tokens have weights for their window and for rows" in said
+
+
 def test_a_causal_linformer_with_full_attention_is_measured(tmp_path, text):
     folder = linformer_model(tmp_path / "full", LinformerForCausalLM, decoder_attention="full")
     command("spectrum", folder, "--text", text, "--length", 20, "--pieces", 1, "--output", tmp_path / "out")

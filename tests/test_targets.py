@@ -90,6 +90,24 @@ def test_the_lowest_and_the_exponent_over_lengths():
     assert found(**exponent, lengths=[4096, 8192, 16384])[0][3] == "not measured"
 
 
+def test_a_window_is_found_by_its_variant():
+    rows = [
+        *(
+            row(name, seconds, variant=variant, projected_length=K)
+            for name, variant, K, seconds in (
+                ("linformer-kit", "", "128", 1.0),
+                ("linformer-kit", "window 128", "128", 2.0),
+                ("linformer-kit", "window 128", "0", 1.5),
+                ("longformer", "window 128", "", 3.0),
+                ("longformer", "", "", 4.0),
+            )
+        ),
+    ]
+    window, at = {"variant": "window 128"}, {"length": 4096, "projected_length": [128, 0]}
+    target = Target(name="x", of={"implementation": "longformer", **window}, to={**OURS, **window}, at=at)
+    assert [result["measured"] for result in target.results(rows, [4096])] == ["1.50×", "2.00×"]
+
+
 def test_a_phase_is_judged_like_the_whole():
     overhead = {"quantity": "share", "of": {**OURS, "phase": "overhead"}, "at_most": 0.05, "unit": "%"}
     assert found(**overhead) == [("", "≤ 5%", "4%", "met")]

@@ -16,7 +16,7 @@ from linformer_kit import CausalLinformerAttention, LinformerAttention, Linforme
 from linformer_kit.models import window_linformer
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM
 from linformer_kit.models.projection_linformer import Projection
-from linformer_kit.models.window_linformer import Tiling, tokens_outside
+from linformer_kit.models.window_linformer import Tiling, tokens_outside, weights_on_tokens
 
 WINDOWED = [pair for pair in COMBINATIONS if pair[0] != "none"]
 KINDS = list(dict.fromkeys(kind for kind, _ in WINDOWED))
@@ -102,6 +102,9 @@ class TestReference:
             rows = expected.shape[2] - length
             on_rows = ours[:, :, near + global_tokens :]
             assert_close(torch.cat([on_tokens, on_rows[..., :rows]], dim=-1), expected, rtol=1e-9, atol=1e-11)
+            if mask is None:
+                drawn = weights_on_tokens(weights, window, global_tokens)[example]
+                assert_close(drawn, torch.cat([on_rows, on_tokens], dim=-1))
             assert (on_rows[..., rows:] < 1e-30).all()  # rows of padding in shorter examples
 
     def test_the_gradients_are_those_of_the_equation(self, case, projection, rows):

@@ -312,7 +312,10 @@ def benchmark(
     sequence_length: Annotated[int, typer.Option(min=1, help="Tokens per example.")] = 2000,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per batch.")] = 25,
     embedding_dim: Annotated[int, typer.Option(min=1, help="Embedding dimension.")] = 256,
-    projection_dim: Annotated[int, typer.Option(min=1, help="Projected length K of keys and values.")] = 64,
+    projection_dim: Annotated[
+        int, typer.Option(min=0, help="Projected length K of keys and values; 0: only a window.")
+    ] = 64,
+    window_length: Annotated[int, typer.Option(min=0, help="Window length; 0: no window.")] = 0,
     num_heads: Annotated[int, typer.Option(min=1, help="Number of heads.")] = 8,
     hidden_dim: Annotated[int, typer.Option(min=1, help="Head dimension.")] = 128,
     projection: Annotated[Projection, typer.Option(help="Projection type.")] = DEFAULT_PROJECTION,
@@ -331,7 +334,8 @@ def benchmark(
 
         sizes = (sequence_length, batch_size, embedding_dim, projection_dim, num_heads, hidden_dim)
         found = measure(
-            Experiment(*sizes, projection.value, sharing.value, backend.value, device), Console(stderr=True)
+            Experiment(*sizes, projection.value, sharing.value, backend.value, device, window_length),
+            Console(stderr=True),
         )
         if as_json:
             typer.echo(json.dumps(found, indent=1))
@@ -358,6 +362,9 @@ def compare(
     lengths: Annotated[str | None, typer.Option(metavar="LIST", help="Tokens per example, such as 512,1024.")] = None,
     projected_lengths: Annotated[
         str | None, typer.Option(metavar="LIST", help="Projected lengths K, such as 64,128.")
+    ] = None,
+    window_lengths: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Window lengths, such as 0,128; 0: no window.")
     ] = None,
     implementations: Annotated[
         str | None,
@@ -400,7 +407,8 @@ def compare(
 ) -> None:
     """Measure time and memory of implementations; one CSV, resumable."""
     flags = {
-        **{"lengths": lengths, "projected_lengths": projected_lengths, "implementations": implementations},
+        **{"lengths": lengths, "projected_lengths": projected_lengths, "window_lengths": window_lengths},
+        **{"implementations": implementations},
         **{"subjects": subjects, "steps": steps, "backends": backends},
         **{"model": model, "num_layers": num_layers, "tokens": tokens, "device": device, "time_limit": time_limit},
     }

@@ -59,11 +59,16 @@ def display_name(source: str) -> str:
 
 
 def check_not_blockwise(source: str, config: Any) -> None:
-    """Reject a causal Linformer: on a text shorter than a block, its weights look like those of full attention."""
+    """Reject a Linformer whose weights are not P: on a short text, those of a causal one look like full attention."""
     if config.model_type == "linformer" and config.is_decoder and config.decoder_attention != "full":
         raise UserError(
             f"MODEL is {source!r}, a causal Linformer, whose tokens attend to projected blocks of "
             f"{config.block_length} tokens; choose a model in which every token has a weight for every other"
+        )
+    if config.model_type == "linformer" and config.window_length:
+        raise UserError(
+            f"MODEL is {source!r}, a Linformer with window_length={config.window_length}, whose tokens have weights "
+            "for their window and for rows; choose a model in which every token has a weight for every other"
         )
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models.causal_linformer import CausalLinformerAttention
-from ..models.plain_linformer import plain_attention, plain_causal_attention
+from ..models.plain_linformer import plain_attention, plain_causal_attention, plain_window_attention
 
 # largest error, relative to the root mean square of the expected values: float32 stays below 2e-5
 TOLERANCE = 1e-4
@@ -80,7 +80,11 @@ def plain_sublayers(
     model: Any, layer: Any, source_BNC: Tensor | None
 ) -> Iterator[tuple[Any, Callable[[Tensor], Tensor]]]:
     """The residuals of a layer and their functions."""
-    plain = plain_causal_attention if isinstance(layer.attention, CausalLinformerAttention) else plain_attention
+    plain: Callable[..., Tensor] = plain_attention
+    if isinstance(layer.attention, CausalLinformerAttention):
+        plain = plain_causal_attention
+    elif layer.attention.window_length:
+        plain = plain_window_attention
     attend = partial(plain, layer.attention, projection=model.projection)
     yield layer.attention_residual, partial(plain_mixing, layer.local, attend)
     if source_BNC is not None:

@@ -4,6 +4,7 @@ Shapes: B batch, N length, C hidden size.
 """
 
 import copy
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from ..models.projection_linformer import LinearProjection
 from .checks import require_model_agreement
 from .layers import copy_to_linformer, copy_to_linformer_pytorch
 from .point import (
-    CHECKED_BATCH,
-    CHECKED_LENGTH,
+    CHECKED_TOKENS,
     FULL_EAGER,
     LINFORMER_PYTORCH,
     OURS_CHECKPOINTING,
@@ -68,8 +68,8 @@ def our_encoder(point: Point) -> LinformerModel:
     model = LinformerModel(config)
     for module in model.modules():
         if isinstance(module, LinearProjection):
-            # rows of unit variance, also for the few tokens of a check; with segment means most would be 0
-            nn.init.normal_(module.weight, std=min(point.length, CHECKED_LENGTH) ** -0.5)
+            # rows of unit variance; with the segment means of a new layer most would be near 0
+            nn.init.normal_(module.weight, std=point.length**-0.5)
     if point.implementation == OURS_CHECKPOINTING:
         model.gradient_checkpointing_enable()
     return model
@@ -87,7 +87,8 @@ def saved_encoder_config(directory: str, point: Point) -> LinformerConfig:
         **point.projection_options,
     }
     if point.projected_length is None:
-        return LinformerConfig.from_dict(options | {"sharing": "headwise", "rescale": False})
+        without = {"sharing": "headwise", "rescale": False, "window_length": 0, "global_tokens": 0}
+        return LinformerConfig.from_dict(options | without | {"projected_length": 1})
     lengths = [min(length, point.projected_length) for length in saved.projected_lengths]
     return LinformerConfig.from_dict(options | {"projected_length": lengths})
 
@@ -211,7 +212,7 @@ def bert(point: Point, attention: str = "sdpa") -> nn.Module:
 def longformer(point: Point) -> nn.Module:
     # positions start after the padding id, which is 1
     options = config_options(point) | {"max_position_embeddings": point.length + 2}
-    config = transformers.LongformerConfig(**options, **NO_DROPOUT, attention_window=256)
+    config = transformers.LongformerConfig(**options, **NO_DROPOUT, attention_window=point.window_length or 256)
     return transformers.LongformerModel(config, add_pooling_layer=False)
 
 
@@ -244,19 +245,21 @@ def modern_bert(point: Point) -> nn.Module:
 
 
 def check_encoder(point: Point, build: Build) -> None:
-    """Compare outputs and gradients of 1,152 tokens with the plain form in float64.
+    """Compare outputs and gradients of at least 1,152 tokens with the plain form in float64.
 
     Models that compute another function are not checked.
     """
-    model = build(point.small())
+    small = point.small()
+    model = build(small)
     if isinstance(model, transformers.BertModel):
         exact = as_linformer(model)
     elif isinstance(model, LinformerModel | PackageEncoder):
         torch.manual_seed(0)  # the same weights
-        exact = our_encoder(point.small())
+        exact = our_encoder(small)
     else:
         return
-    require_model_agreement(point.implementation, model, exact.double(), random_ids(CHECKED_BATCH, CHECKED_LENGTH))
+    ids_BN = random_ids(math.ceil(CHECKED_TOKENS / small.length), small.length)
+    require_model_agreement(point.implementation, model, exact.double(), ids_BN)
 
 
 def as_linformer(model: transformers.BertModel) -> LinformerModel:

@@ -16,6 +16,7 @@ from .point import (
     GEMM,
     LINFORMER,
     LINFORMER_PYTORCH,
+    LONGFORMER,
     NO_ATTENTION_DROPOUT,
     OURS,
     OURS_CHECKPOINTING,
@@ -98,7 +99,7 @@ LINFORMER_PYTORCH_BUILDS: dict[Subject, Build] = {
 }
 TRANSFORMERS_ENCODERS: dict[str, Build] = {
     **{"bert": encoders.bert, BERT_EAGER: partial(encoders.bert, attention="eager")},
-    **{"modern-bert": encoders.modern_bert, "longformer": encoders.longformer, "big-bird": encoders.big_bird},
+    **{"modern-bert": encoders.modern_bert, LONGFORMER: encoders.longformer, "big-bird": encoders.big_bird},
     **{"nystromformer": encoders.nystromformer, "fnet": encoders.fnet},
 }
 IMPLEMENTATIONS: dict[str, Implementation] = {
@@ -132,11 +133,15 @@ def can_do(name: str, subject: str, step: str, backend: str = "torch") -> bool:
         return subject == "layer" and name in (OURS, FULL)
     if step in ("prefill", "decoding"):
         return IMPLEMENTATIONS[name].package == KIT
-    return step == "forward" or name != GEMM
+    return True
 
 
 def projects(name: str, subject: str) -> bool:
     return IMPLEMENTATIONS[name].projects and subject != "preparation"
+
+
+def has_window(name: str, subject: str) -> bool:
+    return subject in ("layer", "encoder") and name in (OURS, OURS_REVERSIBLE, OURS_CHECKPOINTING, LONGFORMER)
 
 
 def has_blocks(name: str, subject: str) -> bool:

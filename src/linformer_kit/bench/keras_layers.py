@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from ..models.attention_linformer import LinformerAttention
-from ..models.plain_linformer import plain_attention
 from .checks import WrongImplementation
-from .layers import checked_examples, our_layer, require_output_agreement
+from .layers import checked_examples, our_layer, plain_outputs, require_output_agreement
 from .point import FULL, Point
 from .workload import Build, Workload
 
@@ -61,7 +60,7 @@ def check(point: Point, build: Build) -> None:
 
     x_BNC = random_features(point)[: checked_examples(point.batch, point.length)]
     output_BNC = np.array(make_model(make_layer(point), point).predict_on_batch(x_BNC))
-    exact = partial(plain_attention, torch_layer(point).double())
+    exact = partial(plain_outputs, torch_layer(point).double())
     with torch.no_grad():
         require_output_agreement(point.implementation, torch.from_numpy(output_BNC), exact, torch.from_numpy(x_BNC))
     ours = make_model(from_torch(torch_layer(point)), point)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..models.attention_linformer import QUERY_CHUNK, LinformerAttention
 from ..models.causal_linformer import CausalLinformerAttention
 from ..models.multihead_linformer import MultiHeadLayer
-from ..models.plain_linformer import plain_attention, plain_causal_attention
+from ..models.plain_linformer import plain_attention, plain_causal_attention, plain_window_attention
 from ..models.projection_linformer import LinearProjection
 from .checks import require_agreement, require_gradient_agreement
 from .measure import seconds_of
@@ -137,23 +137,33 @@ class Gemm(nn.Module):
 
 
 def check_layer(point: Point, build: Build) -> None:
-    """Compare outputs, and up to 1,024 tokens also gradients, with the plain form in float64."""
+    """Compare outputs, and up to 1,024 tokens also gradients, with the plain form in float64.
+
+    The backward pass with a window depends on the length, and the layer accepts fewer tokens: those are compared.
+    """
     layer = build(point)
     if isinstance(layer, Gemm):
         return
     torch.manual_seed(0)  # the same weights as in `layer`, for which our layer was built first
-    exact = partial(plain_attention, our_layer(point).double())
+    exact = partial(plain_outputs, our_layer(point).double())
     x_BNC = torch.randn(checked_examples(point.batch, point.length), point.length, point.hidden_size)
-    if point.length <= COMPARED_GRADIENTS_LENGTH:
-        require_gradient_agreement(point.implementation, layer, exact, x_BNC)
+    if point.length <= COMPARED_GRADIENTS_LENGTH or point.window_length:
+        require_gradient_agreement(point.implementation, layer, exact, x_BNC[:, :COMPARED_GRADIENTS_LENGTH])
     with torch.no_grad():  # may use another code path
         require_output_agreement(point.implementation, layer(x_BNC), exact, x_BNC)
 
 
+def plain_outputs(layer: LinformerAttention, x_BNC: Tensor, position_P: Tensor | None = None) -> Tensor:
+    """Self-attention in its plain form, (B, P, C), at `position_P`, by default everywhere."""
+    if layer.window_length:
+        return plain_window_attention(layer, x_BNC, position_P)
+    return plain_attention(layer, x_BNC if position_P is None else x_BNC[:, position_P], x_BNC)
+
+
 def require_output_agreement(name: str, output_BNC: Tensor, exact: Callable[..., Tensor], x_BNC: Tensor) -> None:
     """Compare the output at some positions."""
-    position_P, x64_BNC = torch.linspace(0, x_BNC.shape[1] - 1, COMPARED_POSITIONS).long(), x_BNC.double()
-    expected_BPC = exact(x64_BNC[:, position_P], x64_BNC)
+    position_P = torch.linspace(0, x_BNC.shape[1] - 1, COMPARED_POSITIONS).long()
+    expected_BPC = exact(x_BNC.double(), position_P)
     require_agreement(name, "output without gradients", output_BNC[:, position_P], expected_BPC)
 
 
@@ -177,7 +187,7 @@ def checked_examples(batch: int, length: int) -> int:
 
 def layer_call(layer: nn.Module, x: Tensor, step: str) -> Callable[[], object]:
     """Inference without gradients, or forward and backward, including the gradient of the input."""
-    if step == "forward":
+    if step == "forward" or isinstance(layer, Gemm):
         return torch.no_grad()(lambda: layer(x))
     leaf = x.detach().requires_grad_()
 
@@ -192,12 +202,14 @@ def layer_call(layer: nn.Module, x: Tensor, step: str) -> Callable[[], object]:
 def layer_workload(point: Point, build: Build) -> Workload:
     layer = build(point).to(point.device)
     x_BNC = torch.randn(point.batch, point.length, point.hidden_size, device=point.device)
-    columns = {"multiply_adds": layer_multiply_adds(point, layer)} if point.step == "forward" else {}
-    return torch_workload(point, layer, layer_call(layer, x_BNC, point.step), **columns)
+    multiply_adds = layer_multiply_adds(point, layer)
+    return torch_workload(point, layer, layer_call(layer, x_BNC, point.step), multiply_adds=multiply_adds)
 
 
 def layer_multiply_adds(point: Point, layer: nn.Module) -> int | None:
-    """Multiply-adds of a forward call; None if unknown."""
+    """Multiply-adds of a call; None if unknown. In the backward pass, each product becomes two."""
     if isinstance(layer, Gemm):
         return math.prod(layer.shape)
-    return layer.plan(point.length, point.batch).multiply_adds if isinstance(layer, LinformerAttention) else None
+    if not isinstance(layer, LinformerAttention):
+        return None
+    return (3 if point.step == "training" else 1) * layer.plan(point.length, point.batch).multiply_adds

@@ -20,7 +20,7 @@ from .isolated import Isolated, measure_isolated, measure_rounds
 from .layers import make_layer
 from .machine import describe_machine, version_of
 from .measure import OK, Timing, as_row
-from .point import FULL, OURS, Point
+from .point import FULL, OURS, Point, window_variant
 from .sweep import check_device
 
 LAYERS = {"Linformer": OURS, "full attention": FULL}
@@ -41,6 +41,7 @@ class Experiment:
     sharing: str
     backend: str
     device: str
+    window_length: int = 0
 
     def __post_init__(self) -> None:
         if self.projection_dim > self.sequence_length:
@@ -60,7 +61,7 @@ class Experiment:
         return Point(
             *("layer", "forward", LAYERS[layer], self.sequence_length),
             *(self.projection_dim if is_ours else None, self.batch_size),
-            variant=self.projection if is_ours else "",
+            variant=window_variant(self.window_length, self.projection) if is_ours else "",
             backend=backend,  # type: ignore[arg-type]
             hidden_size=self.embedding_dim,
             num_heads=self.num_heads,

@@ -19,7 +19,7 @@ from ..models.options_linformer import nearest_of
 from ..schema import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Bounds, converted
 from ..yaml_loader import read_yaml
 from .encoders import saved_config
-from .implementations import IMPLEMENTATIONS, VARIANTS, can_do, has_blocks, projects, version_of
+from .implementations import IMPLEMENTATIONS, VARIANTS, can_do, has_blocks, has_window, projects, version_of
 from .point import (
     BERT_EAGER,
     FULL,
@@ -33,12 +33,14 @@ from .point import (
     Step,
     Subject,
     current_name,
+    window_variant,
 )
 from .targets import Target
 
 Count = Annotated[int, AT_LEAST_1]
+CountOrNone = Annotated[int, NOT_NEGATIVE]  # 0: none
 LISTS: dict[str, type[int] | type[str]] = {
-    **{"lengths": int, "projected_lengths": int, "block_lengths": int},
+    **{"lengths": int, "projected_lengths": int, "block_lengths": int, "window_lengths": int},
     **{"implementations": str, "subjects": str, "steps": str, "backends": str},
 }
 
@@ -48,8 +50,9 @@ class Sweep:
     """The points to measure, time limits, and targets."""
 
     lengths: list[Count] = field(default_factory=lambda: [512, 1024, 2048, 4096])
-    projected_lengths: list[Count] = field(default_factory=lambda: [128])
+    projected_lengths: list[CountOrNone] = field(default_factory=lambda: [128])
     block_lengths: list[Count] = field(default_factory=lambda: [128])
+    window_lengths: list[CountOrNone] = field(default_factory=lambda: [0])
     implementations: list[str] = field(default_factory=lambda: [OURS, FULL, LINFORMER, LINFORMER_PYTORCH])
     subjects: list[Subject] = field(default_factory=lambda: ["layer"])
     steps: list[Step] = field(default_factory=lambda: ["forward"])
@@ -79,8 +82,11 @@ class Sweep:
         return [points for points in groups if points]
 
     def points(self, lengths: Sequence[int], backend: Backend, subject: Subject, step: Step) -> list[Point]:
-        """All combinations that exist: an implementation may lack the subject, and K must not exceed the length."""
-        return [
+        """All combinations that exist: an implementation may lack the subject, and K must not exceed the length.
+
+        K = 0 exists with a window only.
+        """
+        points = [
             Point(
                 *(subject, step, name, length, rows, self.batch or max(1, self.tokens // length)),
                 **{"variant": variant, "backend": backend, "block_length": block, **self.sizes},
@@ -93,10 +99,14 @@ class Sweep:
             for rows in (self.projected_lengths if projects(name, subject) else [None])
             if rows is None or rows <= (block or length)
         ]
+        return [point for point in points if point.projected_length != 0 or point.window_length]
 
     def variants(self, subject: Subject, name: str) -> tuple[str, ...]:
         if self.model is not None and projects(name, subject):
-            return (saved_config(self.model).projection,)
+            saved = saved_config(self.model)
+            return (window_variant(saved.window_length, saved.projection),)
+        if has_window(name, subject):
+            return tuple(map(window_variant, self.window_lengths))
         return VARIANTS.get((subject, name), ("",))
 
     @property
@@ -150,6 +160,7 @@ def read_sweep(keys: Mapping[str, Any]) -> Sweep:
             raise UserError(f'{what} is not installed; run: pip install "linformer-kit[{extra}]", or leave it out')
     check_combinations(sweep)
     check_sizes(sweep)
+    check_windows(sweep)
     if "torch" in sweep.backends:
         check_device(sweep.device)
     for subject in TRAINING_SUBJECTS:
@@ -180,6 +191,7 @@ def with_sizes_of_model(keys: Mapping[str, Any]) -> dict[str, Any]:
         "subjects": ["encoder"],
         "backends": ["torch"],
         "projected_lengths": [max(config.projected_lengths)],
+        "window_lengths": [config.window_length],
         "hidden_size": config.hidden_size,
         "num_heads": config.num_attention_heads,
         "num_layers": config.num_hidden_layers,
@@ -227,6 +239,21 @@ def check_sizes(sweep: Sweep) -> None:
         raise UserError(
             f"projected_lengths has {rows:,}, but no length is larger than {length:,}, so nothing would be shortened; "
             "use a smaller K, or longer inputs"
+        )
+
+
+def check_windows(sweep: Sweep) -> None:
+    """A window needs an implementation that has one, and K = 0 needs a window."""
+    windows = [length for length in sweep.window_lengths if length]
+    if windows and not any(has_window(*each) for each in product(sweep.implementations, sweep.subjects)):
+        found = [name for name in IMPLEMENTATIONS if has_window(name, "encoder")]
+        raise UserError(
+            f"window_lengths has {windows[0]}, but nothing in this sweep has a window; add one of {', '.join(found)} "
+            "with the subject layer or encoder, or leave it out"
+        )
+    if 0 in sweep.projected_lengths and not windows:
+        raise UserError(
+            "projected_lengths has 0, which only layers with a window can have; add window_lengths, or use at least 1"
         )
 
 

@@ -252,7 +252,7 @@ class LinformerAttention(MultiHeadLayer):
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
         if self.window_length:
             self._check_no_context(context, value)
-            output, weights = self._near_and_far(x, mask, projection, need_weights, fused)
+            output, weights = self.near_and_far(x, mask, projection, need_weights, fused)
         else:
             keys_values = self.project(x if context is None else context, mask, projection, value)
             output, weights = self.attend(x, keys_values, need_weights, fused)
@@ -511,7 +511,7 @@ class LinformerAttention(MultiHeadLayer):
         """Whether each of `length` tokens sees all others exactly: two blocks see each other."""
         return is_static(length) and length <= 2 * self.window_length
 
-    def _near_and_far(
+    def near_and_far(
         self, x_BNC: Tensor, mask: Tensor | None, given: Projection | None, need_weights: bool, fused: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Attention to window and rows: see `window_linformer.py`."""

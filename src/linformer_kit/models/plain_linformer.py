@@ -1,7 +1,7 @@
 """The equation as in the paper: nothing is reordered, fused or chunked. Tests and benchmarks compare with it.
 
-Shapes: B batch, L queries, N tokens that give the keys, K rows, S summary rows, M matrices, H heads, G key-value heads,
-D head size, C model size.
+Shapes: B batch, L queries, N tokens that give the keys, K rows, S summary rows, X tokens and rows, P positions, M
+matrices, H heads, G key-value heads, D head size, C model size.
 """
 
 import math
@@ -31,14 +31,43 @@ def plain_attention(
     """
     projection = layer.projection if projection is None else projection.cut(layer.projected_length)
     assert projection is not None
-    rows_BMKC = projection(x_BLC if context_BNC is None else context_BNC).rows_BMKC
-    key_rows_BMKC, value_rows_BMKC = projection.split_rows(rows_BMKC)
     query_BHLD = split_heads(layer.query(x_BLC), layer.num_heads)
-    keys_BGKD = key_value_features(layer, layer.key, key_rows_BMKC)
-    values_BGKD = key_value_features(layer, layer.value, value_rows_BMKC)
-    keys_BHKD, values_BHKD = for_every_head(layer, *projection.finish(keys_BGKD, values_BGKD))
+    keys_BHKD, values_BHKD = projected_rows(layer, projection, x_BLC if context_BNC is None else context_BNC)
     weights_BHLK = (query_BHLD @ keys_BHKD.mT / math.sqrt(layer.head_dim)).softmax(dim=-1)
     return layer.output((weights_BHLK @ values_BHKD).transpose(1, 2).flatten(2))
+
+
+def plain_window_attention(
+    layer: LinformerAttention, x_BNC: Tensor, position_P: Tensor | None = None, projection: Projection | None = None
+) -> Tensor:
+    """One softmax over all tokens, of which a query sees those in its window, and the K rows: (B, P, C).
+
+    To the score of a row is added the log of the number of tokens that it stands for and the query does not see.
+    `position_P` are the queries, by default all tokens. There is no padding.
+
+    >>> layer = LinformerAttention(16, 2, max_length=30, projected_length=4, window_length=5, global_tokens=1)
+    >>> x, position_P = torch.randn(1, 30, 16), torch.tensor([0, 17, 29])
+    >>> torch.allclose(plain_window_attention(layer, x, position_P), layer(x)[:, position_P], atol=1e-5)
+    True
+    """
+    token_N, window = torch.arange(x_BNC.shape[1], device=x_BNC.device), layer.window_length
+    position_P = token_N if position_P is None else position_P
+    is_near_PN = (position_P[:, None] // window - token_N // window).abs() <= 1
+    is_seen_PN = is_near_PN | (token_N < layer.global_tokens)
+    bias_BHPX = torch.zeros_like(is_seen_PN, dtype=x_BNC.dtype).masked_fill(~is_seen_PN, -torch.inf)[None, None]
+    keys_BHXD, values_BHXD = projected_rows(layer, NoProjection(), x_BNC)  # of all tokens
+    if layer.projected_length:
+        projection = layer.projection if projection is None else projection.cut(layer.projected_length)
+        assert projection is not None
+        tokens_BMNK = projection.tokens_in_blocks(x_BNC, None, block=1, blocks=len(token_N))  # a block is one token
+        unseen_BMPK = (~is_seen_PN).to(tokens_BMNK.dtype) @ tokens_BMNK
+        of_rows_BHPK = for_every_head(layer, unseen_BMPK.log().expand(-1, layer.num_kv_heads, -1, -1))[0]
+        bias_BHPX = torch.cat([bias_BHPX.expand(*of_rows_BHPK.shape[:3], -1), of_rows_BHPK], dim=-1)
+        rows = projected_rows(layer, projection, x_BNC)
+        keys_BHXD, values_BHXD = torch.cat([keys_BHXD, rows[0]], dim=2), torch.cat([values_BHXD, rows[1]], dim=2)
+    query_BHPD = split_heads(layer.query(x_BNC[:, position_P]), layer.num_heads)
+    weights_BHPX = (query_BHPD @ keys_BHXD.mT / math.sqrt(layer.head_dim) + bias_BHPX).softmax(dim=-1)
+    return layer.output((weights_BHPX @ values_BHXD).transpose(1, 2).flatten(2))
 
 
 def plain_causal_attention(
@@ -74,6 +103,14 @@ def plain_causal_attention(
     keys_BHXD, values_BHXD = for_every_head(layer, *(torch.cat(part, dim=2) for part in parts))
     scores_BHNX = (query_BHND @ keys_BHXD.mT / math.sqrt(layer.head_dim)).masked_fill(~visible_NX, -torch.inf)
     return layer.output((scores_BHNX.softmax(dim=-1) @ values_BHXD).transpose(1, 2).flatten(2))
+
+
+def projected_rows(layer: MultiHeadLayer, projection: Projection, context_BNC: Tensor) -> list[Tensor]:
+    """Keys and values of the rows, each (B, H, K, D)."""
+    key_rows_BMKC, value_rows_BMKC = projection.split_rows(projection(context_BNC).rows_BMKC)
+    keys_BGKD = key_value_features(layer, layer.key, key_rows_BMKC)
+    values_BGKD = key_value_features(layer, layer.value, value_rows_BMKC)
+    return for_every_head(layer, *projection.finish(keys_BGKD, values_BGKD))
 
 
 def split_heads(features: Tensor, heads: int) -> Tensor:

@@ -162,6 +162,29 @@ def add_columns(near_BPF: Tensor, far_BRF: Tensor, columns_BTSF: Tensor, tiling:
     far_BRF += far.sum(dim=1, dtype=far_BRF.dtype)
 
 
+def weights_on_tokens(weights_BHNS: Tensor, window: int, global_tokens: int) -> Tensor:
+    """(B, H, N, S) weights of a layer with a window to (B, H, N, K + N): on the rows, then on the tokens.
+
+    N × N, for plots and comparisons; a token has its rank among the real tokens.
+
+    >>> from linformer_kit import LinformerAttention
+    >>> layer = LinformerAttention(16, 2, max_length=40, projected_length=4, window_length=5)
+    >>> _, weights = layer(torch.randn(1, 40, 16), need_weights=True)
+    >>> weights.shape, weights_on_tokens(weights, 5, 0).shape
+    (torch.Size([1, 2, 40, 19]), torch.Size([1, 2, 40, 44]))
+    """
+    length, near = weights_BHNS.shape[2], 3 * window
+    position_N1 = torch.arange(length, device=weights_BHNS.device)[:, None]
+    near_NS = (position_N1 // window - 1) * window + torch.arange(near, device=weights_BHNS.device)
+    global_NS = torch.arange(global_tokens, device=weights_BHNS.device).expand(length, -1)
+    token_NS = torch.cat([near_NS, global_NS], dim=1)
+    is_token_NS = (token_NS >= 0) & (token_NS < length)
+    on_seen, on_rows = weights_BHNS.split([near + global_tokens, weights_BHNS.shape[3] - near - global_tokens], dim=-1)
+    on_tokens = weights_BHNS.new_zeros(*weights_BHNS.shape[:3], length)
+    place = token_NS.clamp(0, length - 1).expand(*weights_BHNS.shape[:2], -1, -1)
+    return torch.cat([on_rows, on_tokens.scatter_add(-1, place, on_seen * is_token_NS)], dim=-1)
+
+
 class WindowAttention(NamedTuple):
     """The softmax over window and rows, for a tiling and a number of heads."""
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..models.attention_linformer import LinformerAttention
 from ..models.causal_linformer import CausalLinformerAttention
 from ..models.multihead_linformer import MultiHeadLayer
 from ..models.options_linformer import positive_integer
+from ..models.window_linformer import weights_on_tokens
 from . import attention
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ def plot_heads(
     """Draw the attention weights of every Linformer layer in `module` while it computes `module(*inputs)`.
 
     `module` is a layer, an encoder, a model, or any module that contains Linformer layers. Each layer is a row of heat
-    maps, one per head: rows are queries, columns the K slots (in a causal layer, the slots of finished blocks, then the
-    tokens). Returns a matplotlib figure.
+    maps, one per head: rows are queries, columns the K slots (with a window, the K slots, then the tokens; in a causal
+    layer, the slots of finished blocks, then the tokens). Returns a matplotlib figure.
 
     - `size`: (width, height) of the figure in inches; by default it depends on the number of layers and heads.
     - `max_heads`: only the first heads of each layer are drawn.
@@ -60,9 +62,9 @@ def plot_heads(
     queries = layers_HNK[0].shape[1]
     if labels and len(labels) != queries:
         raise ValueError(f"labels has {len(labels)} names but the input has {queries} tokens; pass one per token")
-    # in a causal layer, the slots of finished blocks come before the tokens
+    # in a causal layer, the slots of finished blocks come before the tokens, and so do the rows beside a window
     slots = [
-        weights_HNK.shape[2] - weights_HNK.shape[1] if isinstance(layer, CausalLinformerAttention) else 0
+        weights_HNK.shape[2] - weights_HNK.shape[1] if sees_tokens(layer) else 0
         for (_, layer, _), weights_HNK in zip(records, layers_HNK, strict=True)
     ]
     most = max(layer.num_heads for _, layer, _ in records)
@@ -71,6 +73,11 @@ def plot_heads(
     note = "Attention weights: each row, a query, sums to 1; columns are the slots or tokens attended to." + some
     shown = [attention.drawable(label) for label in labels]
     return attention.draw_heads(layers_HNK, shown, slots, note, names=names, title=title, size=size)
+
+
+def sees_tokens(layer: MultiHeadLayer) -> bool:
+    """Whether the weights are on slots and tokens."""
+    return isinstance(layer, CausalLinformerAttention) or getattr(layer, "window_length", 0) > 0
 
 
 @contextmanager
@@ -98,14 +105,17 @@ def recorded_weights(module: nn.Module) -> Iterator[list[tuple[str, MultiHeadLay
             is_requested = arguments.arguments.get("need_weights", False)
             arguments.arguments["need_weights"] = True
             output, weights, *cache = function(*arguments.args, **arguments.kwargs)
-            records.append((name, layer, weights))
+            drawn = weights
+            if isinstance(layer, LinformerAttention) and layer.window_length:
+                drawn = weights_on_tokens(weights, layer.window_length, layer.global_tokens)
+            records.append((name, layer, drawn))
             return output, weights if is_requested else None, *cache
 
         return call
 
     layers = [(name, each) for name, each in module.named_modules() if isinstance(each, MultiHeadLayer)]
     # models call these methods directly, so hooks on `forward` would miss them
-    methods = ["advance" if isinstance(layer, CausalLinformerAttention) else "attend" for _, layer in layers]
+    methods = [attending_method(layer) for _, layer in layers]
     try:
         for (name, layer), method in zip(layers, methods, strict=True):
             setattr(layer, method, recording(name, layer, getattr(layer, method)))
@@ -113,3 +123,10 @@ def recorded_weights(module: nn.Module) -> Iterator[list[tuple[str, MultiHeadLay
     finally:
         for (_, layer), method in zip(layers, methods, strict=True):
             vars(layer).pop(method, None)
+
+
+def attending_method(layer: MultiHeadLayer) -> str:
+    """The method of a layer that returns its output and weights."""
+    if isinstance(layer, CausalLinformerAttention):
+        return "advance"
+    return "near_and_far" if getattr(layer, "window_length", 0) else "attend"

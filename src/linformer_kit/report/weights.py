@@ -16,6 +16,7 @@ from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerModel
 from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
 from ..models.projection_linformer import Projection
+from ..models.window_linformer import weights_on_tokens
 from ..plots import attention
 from ..plots.attention import drawable
 
@@ -157,17 +158,23 @@ def draw_heads(model: LoadedModel, text: str | None) -> "Figure":
     tokens = tokenize(model, text)
     with torch.no_grad():
         output = model.stack(**tokens.inputs, output_attentions=True, use_cache=False)
-    layers_HNK = [weights[0].float().numpy() for weights in output.attentions]
-    # in a decoder, the slots of finished blocks come before the tokens
-    is_decoder = model.stack.config.is_decoder
-    slots = [weights.shape[2] - weights.shape[1] if is_decoder else 0 for weights in layers_HNK]
+    config, attentions = model.stack.config, output.attentions
+    if config.window_length:
+        attentions = [weights_on_tokens(each, config.window_length, config.global_tokens) for each in attentions]
+    layers_HNK = [weights[0].float().numpy() for weights in attentions]
+    # in a decoder, the slots of finished blocks come before the tokens, and so do the rows beside a window
+    sees_tokens = config.is_decoder or config.window_length > 0
+    slots = [weights.shape[2] - weights.shape[1] if sees_tokens else 0 for weights in layers_HNK]
     note = f"{describe_columns(model, tokens, slots[0])} Text: “{excerpt(text)}”."
     return attention.draw_heads(layers_HNK, tokens.labels, slots, note)
 
 
 def describe_columns(model: LoadedModel, tokens: Tokens, slots: int) -> str:
     config, count = model.stack.config, len(tokens.labels)
-    if slots > 0:
+    if config.window_length:
+        rows = f"the {slots:,} slots that stand for the tokens outside of the window, a line, " if slots else ""
+        columns = f"{rows}the {count:,} tokens"
+    elif slots > 0:
         columns = f"the {slots:,} slots of finished blocks, a line, the {count:,} tokens"
     elif config.is_decoder or config.projection == "none":
         columns = f"the {count:,} tokens attended to"
@@ -200,6 +207,11 @@ def titled_matrices(model: LoadedModel, text: str | None) -> list[tuple[str, np.
     config, kind = model.stack.config, Projection.kinds[model.stack.config.projection]
     if config.projection == "none" or (config.is_decoder and config.decoder_attention == "full"):
         raise UserError(f"{model.name} has full attention and no slots to draw; draw its weights with --what heads")
+    if 0 in config.projected_lengths:
+        raise UserError(
+            f"{model.name} has projected_length={config.projected_length}: layers with a window only have no slots to "
+            "draw; draw their weights with --what heads"
+        )
     if kind.matrix_depends_on is None:
         names = ", ".join(Projection.kind_names("matrix_depends_on"))
         raise UserError(
