@@ -219,13 +219,13 @@ def test_a_causal_mask_raises_an_error():
 
 
 @only_torch
-@pytest.mark.parametrize("projection", ["linear", "mean"])
-def test_the_mask_of_an_embedding_is_used_and_passed_on(projection):
+@pytest.mark.parametrize("options", [{}, {"projection": "mean"}, {"window_length": 1}])
+def test_the_mask_of_an_embedding_is_used_and_passed_on(options):
     ids = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 0, 0, 0, 0, 0], [0, 2, 0, 7, 0, 0, 1, 0]])
     inputs = keras.Input((None,), dtype="int32")
     embedded = keras.layers.Embedding(10, 12, mask_zero=True)(inputs)
-    attended = LinearMultiHeadAttention(3, 4, 5, max_length=8, projection=projection)(embedded, embedded)
-    again = LinearMultiHeadAttention(3, 4, 5, max_length=8, projection=projection)(attended, attended)
+    attended = LinearMultiHeadAttention(3, 4, 5, max_length=8, **options)(embedded, embedded)
+    again = LinearMultiHeadAttention(3, 4, 5, max_length=8, **options)(attended, attended)
     model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(again))
     together = numpy(model(ids))
     assert_close(together[1:2], model(ids[1:2, :3]))

@@ -89,7 +89,14 @@ def test_it_trains_eagerly():
 
 @pytest.mark.parametrize(
     "options",
-    cases({}, torch=[{"projection": "mean", "positions": "sinusoidal"}, {"full_attn": True, "pooling": "first"}]),
+    cases(
+        {},
+        torch=[
+            {"projection": "mean", "positions": "sinusoidal"},
+            {"full_attn": True, "pooling": "first"},
+            {"window_length": 3, "global_tokens": 1},
+        ],
+    ),
 )
 def test_padding_never_changes_the_output(options):
     model = randomize(Linformer(**SIZES, n_classes=3, **options))
@@ -153,6 +160,7 @@ def test_mixed_precision(policy):
 
 LAYERWISE = {"sharing": "layerwise", "projection": "dynamic"}
 UNTIED = {"tied": False, "norm_first": False, "k": [4, 6]}
+WINDOW = {"window_length": 4, "global_tokens": 1}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +169,12 @@ UNTIED = {"tied": False, "norm_first": False, "k": [4, 6]}
         (LinformerSeq2Seq, LAYERWISE),
         (LinformerMaskedLM, UNTIED),
         (LinformerCausalLM, UNTIED),
-        torch=[(LinformerSeq2Seq, UNTIED), (LinformerMaskedLM, LAYERWISE), (LinformerCausalLM, LAYERWISE)],
+        torch=[
+            (LinformerSeq2Seq, UNTIED | WINDOW),
+            (LinformerMaskedLM, LAYERWISE | WINDOW),
+            (LinformerMaskedLM, {**WINDOW, "k": 0}),
+            (LinformerCausalLM, LAYERWISE),
+        ],
     ),
 )
 def test_every_weight_learns_and_is_saved(kind, options, tmp_path):

@@ -37,6 +37,7 @@ CONFIGS = [
     {"projection": "max", "sharing": "headwise"},
     {"projection": "random", "sharing": "none"},
     {"projection": "head_conv", "sharing": "layerwise"},
+    {"projection": "dynamic", "sharing": "layerwise", "window_length": 3, "global_tokens": 1},
 ]
 
 
@@ -83,7 +84,12 @@ def assert_equal_outputs(model, torch_model):
 
 
 # every model with every configuration on PyTorch; elsewhere every model with another configuration
-PAIRS = [(name, number) for number in range(len(CONFIGS)) for name in MODELS]
+PAIRS = [
+    (name, number)
+    for number, config in enumerate(CONFIGS)
+    for name in MODELS
+    if not ("window_length" in config and name == "LinformerForCausalLM")
+]
 
 
 @pytest.mark.parametrize(("name", "number"), PAIRS if IS_TORCH else PAIRS[: 5 * len(MODELS) : len(MODELS) + 1])
@@ -107,8 +113,29 @@ def test_outputs_are_equal_and_the_round_trip_is_exact(name, number):
         "local_width",
         "tie_word_embeddings",
         "projected_length",
+        "window_length",
+        "global_tokens",
     ):
         assert getattr(back.config, key) == getattr(torch_model.config, key), key
+
+
+@only_torch
+@pytest.mark.parametrize("sharing", ["headwise", "layerwise"])
+def test_a_model_with_only_a_window_is_converted(sharing):
+    torch_model = make_torch_model("LinformerForMaskedLM", projected_length=0, window_length=3, sharing=sharing)
+    model = from_torch(torch_model)
+    assert_equal_outputs(model, torch_model)
+    assert to_torch(model).config.projected_length == 0
+
+
+@only_torch
+@pytest.mark.parametrize("sizes", [(5, 3, 2), (0, 3, 1)])
+def test_the_window_of_a_layer_is_converted(sizes):
+    options = dict(zip(("projected_length", "window_length", "global_tokens"), sizes, strict=True))
+    torch_layer = linformer_kit.LinformerAttention(12, 3, **options)
+    back = to_torch(from_torch(torch_layer))
+    assert tuple(getattr(back, name) for name in options) == sizes
+    assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in torch_layer.state_dict().items())
 
 
 @pytest.mark.parametrize(("projection", "sharing"), [*some_sharings(), ("none", "headwise")])
@@ -144,7 +171,13 @@ def test_the_layers_have_equal_outputs_for_separate_keys_and_values(projection, 
 
 @only_torch
 @pytest.mark.parametrize(
-    "changes", [{"sharing": "none"}, {"sharing": "none", "projection": "conv"}, {"projection": "dynamic"}]
+    "changes",
+    [
+        {"sharing": "none"},
+        {"sharing": "none", "projection": "conv"},
+        {"projection": "dynamic"},
+        {"sharing": "none", "projection": "dynamic", "window_length": 3, "global_tokens": 1},
+    ],
 )
 def test_grouped_key_value_heads_are_repeated(changes):
     torch_model = make_torch_model("LinformerForConditionalGeneration", **changes, num_key_value_heads=2)
@@ -222,7 +255,10 @@ def test_unsupported_models_raise_an_error(tmp_path):
             to_torch(layer)
 
 
-FACTS = ("has_matrices", "takes_any_length", "can_rescale", "sized_by_max_length", "sized_by_width", "sized_by_head")
+FACTS = (
+    *("has_matrices", "takes_any_length", "can_rescale", "sized_by_max_length", "sized_by_width", "sized_by_head"),
+    "can_have_window",
+)
 
 
 @pytest.mark.parametrize("kind", projection.Projection.kinds)

@@ -4,9 +4,11 @@
     values_K = Fᵀ X · W_V + b_V
     out      = softmax(Q keys_Kᵀ / √D) values_K · W_O + b_O,    Q = X W_Q + b_Q
 
-The tokens are projected first, so that W_K and W_V multiply K rows instead of N.
+The tokens are projected first, so that W_K and W_V multiply K rows instead of N. With a window (see window.py), they
+also multiply the N tokens.
 
-Shapes: B batch, T queries, N tokens, K projected length, M matrices, H heads, D head size, C model size.
+Shapes: B batch, T queries, N tokens, K projected length, M matrices, H heads, D head size, C model size; of a window:
+n blocks, W tokens in a block, P near tokens of a block, R far rows, S = P + R columns of the softmax.
 """
 
 from math import prod
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from ..models.options_linformer import list_names, plain_number, positive_integer, probability
+from ..models.options_linformer import check_window, list_names, plain_number, positive_integer, probability
 from .checks import (
     NOT_A_PADDING_MASK,
     check_attention_mask,
@@ -26,7 +28,16 @@ from .checks import (
     nan_unless,
 )
 from .projection import Projection, make_projection
-from .tokens import Tensor, real_positions, real_tokens_first, take_tokens, zero_padding
+from .tokens import (
+    Tensor,
+    at_least_float32,
+    real_positions,
+    real_tokens_first,
+    split_blocks,
+    take_tokens,
+    zero_padding,
+)
+from .window import far_rows, row_bias, token_bias, with_neighbors
 
 TOO_LONG = "truncate it, build the layer with a larger max_length, or use a projection for any length"
 
@@ -66,13 +77,19 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
 
     It accepts the arguments of `MultiHeadAttention`, has the same weights under the same names, and adds E and F:
 
-    - `projection_dim`: the projected length K. None: full attention, computed by `MultiHeadAttention` itself.
+    - `projection_dim`: the projected length K. None: full attention, computed by `MultiHeadAttention` itself. 0: no
+      rows, only a window.
     - `projection`: "linear", "affine", "dynamic", "conv", "head_conv", "mean", "max" or "random".
     - `rescale`: see docs/mathematics.md.
     - `sharing`: "headwise" (E and F, shared by all heads), "kv" (E = F), "none" (E and F for each head), or "layerwise"
       (a subclass of `keras.Model` creates one with `make_projection` and passes it to every call as
       `shared_projection`).
     - `max_length`: maximum length of the keys (default: the length of the first input).
+    - `window_length`: each token attends exactly to the block of so many tokens around it and to the blocks on either
+      side, in one softmax with the K rows, which stand for the rest; 0 for none. Self-attention only. The scores have
+      `3 * window_length + global_tokens + K` columns: column j < 3 * window_length of the i-th real token is the real
+      token `(i // window_length - 1) * window_length + j`.
+    - `global_tokens`: and to the first so many tokens.
 
     All queries see the same keys. So `use_causal_mask` and `sliding_window` raise an error, as does an `attention_mask`
     that is not a padding mask. If padding is at the end, `lengths` (B,), the number of real tokens, is faster than a
@@ -89,6 +106,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         projection: str = "linear",
         max_length: int | None = None,
         rescale: bool = False,
+        window_length: int = 0,
+        global_tokens: int = 0,
         attention_axes: int | tuple[int, ...] | None = None,
         sliding_window: int | None = None,
         **kwargs: Any,
@@ -101,21 +120,28 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         self.projection_kind = projection
         self.max_length = plain_number(max_length)
         self.rescale = rescale
+        self.window_length = plain_number(window_length)
+        self.global_tokens = plain_number(global_tokens)
         self.requested_axes = attention_axes
         self.projection: Projection | None = None
         if max_length is not None:
             positive_integer("max_length", max_length)
-        if projection_dim is not None:
-            positive_integer("projection_dim", projection_dim)
         if projection == "none":
             raise ValueError("projection is 'none'; for full attention use projection_dim=None")
-        Projection.check_options(projection, self.max_length or 1, self.projection_dim or 1, sharing, rescale)
+        Projection.check_options(projection, self.max_length or 1, 1, sharing, rescale)
+        rows = 1 if projection_dim is None else self.projection_dim
+        check_window(Projection.kinds[projection], rows, self.window_length, self.global_tokens, "projection_dim")
+        if projection_dim is None and window_length:
+            raise ValueError(
+                f"window_length={window_length} with projection_dim=None, full attention, which sees every token "
+                "exactly already; set window_length=0, or projection_dim (0 for only a window)"
+            )
         if projection_dim is None:
             self._attention_axes = (attention_axes,) if isinstance(attention_axes, int) else attention_axes
         elif sliding_window is not None:
             raise ValueError(
                 f"sliding_window is {sliding_window}, but each projected key mixes tokens of the whole sequence, so no "
-                "window can be cut out of them; remove it, or use projection_dim=None"
+                "window can be cut out of them; set window_length instead, or use projection_dim=None"
             )
 
     def build(self, query_shape, value_shape, key_shape=None):
@@ -134,6 +160,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         for layer in (self.query_dense, self.key_dense, self.value_dense, *gate):
             layer.supports_masking = True  # masks are applied before these layers; avoids a warning that they get lost
         self.key_width = key_shape[-1]
+        if self.projection_dim == 0:
+            return
         self._check_widths(key_shape[-1], value_shape[-1])
         if self.sharing != "layerwise":
             self.max_length = self.max_length or self._length(value_shape)
@@ -178,6 +206,20 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             name="projection",
         )
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.window_length:  # here, because `call` gets copies if tensors are converted or cast
+            self._check_self_attention(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def _check_self_attention(self, query, value, key=None, *_: Any, **__: Any) -> None:
+        for name, x in (("value", value), ("key", key)):
+            if x is not None and x is not query:
+                raise ValueError(
+                    f"the {name} is another tensor than the query, but window_length={self.window_length}, and a "
+                    "window holds the tokens around a query, which a context does not have; pass the query as "
+                    f"{name}, or build the layer with window_length=0"
+                )
+
     def call(
         self,
         query,
@@ -218,23 +260,35 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             )
         self._check_call(query, value, key, attention_mask, use_causal_mask)
         folded_query = self._fold(query)
-        tokens = [self._fold(x) for x in ([value] if key is None or key is value else [key, value])]
-        length = ops.shape(tokens[0])[1]
         masks = [self._fold_mask(mask) for mask in (value_mask, key_mask) if mask is not None]
         if attention_mask is not None:
             seen_BS, is_padding_B = key_padding(attention_mask)
             masks.append(seen_BS)
             folded_query = nan_unless(is_padding_B, folded_query, f"the attention_mask {NOT_A_PADDING_MASK}")
+        if self.window_length:
+            tokens = [folded_query]
+        else:
+            tokens = [self._fold(x) for x in ([value] if key is None or key is value else [key, value])]
+        length = ops.shape(tokens[0])[1]
         if masks and lengths is not None:
             masks.append(real_positions(length, lengths))
         if masks:
             mask_BN = ops.broadcast_to(ops.cast(masks[0], "bool"), ops.shape(tokens[0])[:2])
             for mask in masks[1:]:
                 mask_BN = ops.logical_and(mask_BN, ops.cast(mask, "bool"))
-            lengths, origin_BN, _ = real_tokens_first(mask_BN)
+            lengths, origin_BN, place_BN = real_tokens_first(mask_BN)
             tokens = [take_tokens(x, origin_BN) for x in tokens]
-        context = self.project(tokens, lengths, shared_projection)
-        output, scores = self.attend(folded_query, context, training, return_attention_scores)
+        if self.window_length:
+            output, scores = self.attend_to_itself(
+                tokens[0], lengths, shared_projection, training, return_attention_scores
+            )
+            if masks:  # back to the order of the query
+                output = take_tokens(output, place_BN)
+            if masks and scores is not None:
+                scores = ops.swapaxes(take_tokens(ops.swapaxes(scores, 1, 2), place_BN), 1, 2)
+        else:
+            context = self.project(tokens, lengths, shared_projection)
+            output, scores = self.attend(folded_query, context, training, return_attention_scores)
         output = self._unfold(output, query)
         return (output, self._unfold_scores(scores, query)) if return_attention_scores else output
 
@@ -243,11 +297,12 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     ) -> KeysValues:
         """Project tokens, the real ones first, to keys and values. `tokens` is one tensor for both, or one for each."""
         if self.projection_dim is None:
-            keys_BNHD, values_BNHD = self.key_dense(tokens[0]), self.value_dense(tokens[-1])
-            present_BN = None if lengths_B is None else real_positions(ops.shape(tokens[0])[1], lengths_B)
-            return zero_empty_examples(KeysValues(keys_BNHD, values_BNHD, present_BN), lengths_B)
-        projection = self._select_projection(shared_projection)
-        check_length("value", tokens[-1].shape[1], projection.max_length, TOO_LONG)
+            return self._all_tokens(tokens, lengths_B)
+        projection = self._select_projection(shared_projection, tokens[-1].shape[1])
+        return self._all_rows(projection, tokens, lengths_B)
+
+    def _all_rows(self, projection: Projection, tokens: list[Tensor], lengths_B: Tensor | None) -> KeysValues:
+        """The keys and values of the K rows."""
         # zero the padding before projecting: E mixes positions, and a mask after it is too late
         tokens = [zero_padding(x, lengths_B) for x in tokens]
         if len(tokens) == 1:
@@ -260,6 +315,70 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         values_BKHD = projection.finish(self._features(self.value_dense, value_rows), "values")
         return zero_empty_examples(KeysValues(keys_BKHD, values_BKHD, present_BK), lengths_B)
 
+    def _all_tokens(self, tokens: list[Tensor], lengths_B: Tensor | None) -> KeysValues:
+        """The keys and values of all tokens, for full attention."""
+        keys_BNHD, values_BNHD = self.key_dense(tokens[0]), self.value_dense(tokens[-1])
+        present_BN = None if lengths_B is None else real_positions(ops.shape(tokens[0])[1], lengths_B)
+        return zero_empty_examples(KeysValues(keys_BNHD, values_BNHD, present_BN), lengths_B)
+
+    def attend_to_itself(
+        self,
+        x_BNC: Tensor,
+        lengths_B: Tensor | None = None,
+        shared_projection: Projection | None = None,
+        training: bool | None = None,
+        need_scores: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Self-attention of (B, N, C) tokens, the real ones first, with or without a window; results as of `attend`."""
+        if not self.window_length:
+            return self.attend(x_BNC, self.project([x_BNC], lengths_B, shared_projection), training, need_scores)
+        length = ops.shape(x_BNC)[1]
+        projection = self._select_projection(shared_projection, length) if self.projection_dim else None
+        x_BNC = zero_padding(x_BNC, lengths_B)
+        # two blocks see each other; not in training, where the optimizer would miss the gradient of E, which is zero
+        if isinstance(length, int) and length <= 2 * self.window_length and not training and not need_scores:
+            return self.attend(x_BNC, self._all_tokens([x_BNC], lengths_B))
+        return self._attend_window(x_BNC, lengths_B, projection, training, need_scores)
+
+    def _attend_window(
+        self,
+        x_BNC: Tensor,
+        lengths_B: Tensor | None,
+        projection: Projection | None,
+        training: bool | None,
+        need_scores: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """One softmax over the near tokens and the far rows, for the queries of each block; see window.py."""
+        length, window = ops.shape(x_BNC)[1], self.window_length
+        keys_BNHD, values_BNHD = self.key_dense(x_BNC), self.value_dense(x_BNC)
+        key_rows = value_rows = None
+        bias_BMnS = token_bias(length, lengths_B, window, self.global_tokens)
+        if projection is not None:
+            key_rows, value_rows, _ = self._all_rows(projection, [x_BNC], lengths_B)
+            biases = [bias_BMnS, row_bias(projection.tokens_in_blocks(x_BNC, lengths_B, window, self.global_tokens))]
+            # one of them may be for all examples or heads; the zeros give it the shape of the other
+            bias_BMnS = ops.concatenate([bias + 0 * other[..., :1] for bias, other in (biases, biases[::-1])], axis=-1)
+        query_BnWHD = split_blocks(self.query_dense(x_BNC) * self._inverse_sqrt_key_dim, window)
+        near_keys_BnPHD, near_values_BnPHD = (with_neighbors(split_blocks(x, window)) for x in (keys_BNHD, values_BNHD))
+        far_keys_BRHD = far_rows(keys_BNHD, key_rows, self.global_tokens)
+        far_values_BRHD = far_rows(values_BNHD, value_rows, self.global_tokens)
+        near_BHnWP = ops.einsum("bnwhd,bnphd->bhnwp", query_BnWHD, near_keys_BnPHD)
+        far_BHnWR = ops.einsum("bnwhd,brhd->bhnwr", query_BnWHD, far_keys_BRHD)
+        scores = at_least_float32(ops.concatenate([near_BHnWP, far_BHnWR], axis=-1)) + bias_BMnS[:, :, :, None]
+        scores = ops.cast(ops.softmax(scores, axis=-1), x_BNC.dtype)
+        weights = self._dropout_layer(scores, training=training) if self.dropout else scores
+        heads_BnWHD = ops.einsum("bhnwp,bnphd->bnwhd", weights[..., : 3 * window], near_values_BnPHD)
+        heads_BnWHD = heads_BnWHD + ops.einsum("bhnwr,brhd->bnwhd", weights[..., 3 * window :], far_values_BRHD)
+        tokens = ops.shape(query_BnWHD)[1] * window
+        heads_BNHD = ops.reshape(heads_BnWHD, (-1, tokens, self.num_heads, self.value_dim))[:, :length]
+        if lengths_B is not None:  # the output of an example without real tokens is b_O
+            heads_BNHD = ops.where((lengths_B == 0)[:, None, None, None], ops.zeros_like(heads_BNHD), heads_BNHD)
+        output_BNC = self._output(x_BNC, heads_BNHD)
+        if not need_scores:
+            return output_BNC, None
+        scores = ops.reshape(scores, (-1, self.num_heads, tokens, ops.shape(scores)[-1]))
+        return output_BNC, scores[:, :, :length]
+
     def attend(
         self, query_BTC: Tensor, context: KeysValues, training: bool | None = None, need_scores: bool = False
     ) -> tuple[Tensor, Tensor | None]:
@@ -269,9 +388,13 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         heads_BTHD, scores_BHTK = self.softmax_attention(
             self.query_dense(query_BTC), keys_BKHD, values_BKHD, mask_B1K, training, need_scores
         )
+        return self._output(query_BTC, heads_BTHD), scores_BHTK
+
+    def _output(self, query_BTC: Tensor, heads_BTHD: Tensor) -> Tensor:
+        """What follows the softmax: the gate, if there is one, and W_O."""
         if self._use_gate:
             heads_BTHD = heads_BTHD * self._gate_dense(query_BTC)
-        return self.output_dense(heads_BTHD), scores_BHTK
+        return self.output_dense(heads_BTHD)
 
     def softmax_attention(
         self, query_BTHD, keys_BKHD, values_BKHD, mask_BTK=None, training=None, need_scores=False, is_causal=False
@@ -309,8 +432,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             self.add_loss(loss / ops.cast(ops.shape(features_BKHD)[0], loss.dtype))
         return features_BKHD
 
-    def _select_projection(self, shared_projection: Projection | None) -> Projection:
-        """The layer's own projection or, with `sharing="layerwise"`, the shared one."""
+    def _select_projection(self, shared_projection: Projection | None, length: Any = None) -> Projection:
+        """The layer's own projection or, with `sharing="layerwise"`, the shared one, for `length` tokens if known."""
         if (shared_projection is None) is (self.sharing == "layerwise"):
             raise ValueError(
                 f"shared_projection is {'missing' if shared_projection is None else 'given'} but "
@@ -318,6 +441,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             )
         if shared_projection is None:
             assert self.projection is not None
+            check_length("value", length, self.projection.max_length, TOO_LONG)
             return self.projection
         expected = {"projection": self.projection_kind, "projected_length": self.projection_dim, "sharing": "layerwise"}
         sizes = {
@@ -332,6 +456,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                     f"the shared_projection has {name}={shared_projection.options[name]!r} but this layer "
                     f"has {value!r}; create it with the options of the layer"
                 )
+        check_length("value", length, shared_projection.max_length, TOO_LONG)
         return shared_projection
 
     def _validate_lengths(self, query: Tensor, value: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -437,10 +562,12 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return output
-        projection, length = self._select_projection(kwargs.get("shared_projection")), self._length(value.shape)
-        rows = projection.rows(length) if length is not None else None
+        columns, length = 3 * self.window_length + self.global_tokens, self._length(value.shape)
+        if self.projection_dim:
+            projection = self._select_projection(kwargs.get("shared_projection"))
+            columns = None if length is None else columns + projection.rows(length)
         attended, others = ([query.shape[axis] for axis in axes] for axes in (self.axes, self.other_axes))
-        shape = (query.shape[0], *others, self.num_heads, *attended, rows)
+        shape = (query.shape[0], *others, self.num_heads, *attended, columns)
         return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -451,5 +578,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             "projection": self.projection_kind,
             "max_length": self.max_length,
             "rescale": self.rescale,
+            "window_length": self.window_length,
+            "global_tokens": self.global_tokens,
             "attention_axes": self.requested_axes,
         }

@@ -14,9 +14,10 @@ from typing import Any
 import keras
 from keras import ops
 
+from ..models.options_linformer import WINDOW_IN_DECODER
 from .attention import LinearMultiHeadAttention
-from .projection import Projection, ceil_div
-from .tokens import Tensor, at_least_float32
+from .projection import Projection
+from .tokens import Tensor, at_least_float32, ceil_div, pad_to, split_blocks
 
 # The state of one layer between tokens: inputs, keys and values of the current block, (B, L, …) each, and keys and
 # values of the summaries, (B, X, S, H, D), allocated for the maximum number of blocks. Rows of incomplete blocks are
@@ -32,6 +33,8 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
     """
 
     def __init__(self, num_heads: int, key_dim: int, block_length: int = 128, slots: int | None = 4, **options: Any):
+        if options.get("window_length"):
+            raise ValueError(WINDOW_IN_DECODER.format(window_length=options["window_length"]))
         super().__init__(num_heads, key_dim, slots, max_length=block_length, **options)
         self.block_length = block_length
 
@@ -49,9 +52,9 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
             )
             return self.output_dense(heads_BNHD)
         length = ops.shape(x_BNC)[1]
-        summaries = self._summaries(self._split(x_BNC), shared_projection)
+        summaries = self._summaries(split_blocks(x_BNC, self.block_length), shared_projection)
         blocks = ops.shape(summaries[0])[1]
-        own = [self._split(features) for features in (query_BNHD, keys_BNHD, values_BNHD)]
+        own = [split_blocks(features, self.block_length) for features in (query_BNHD, keys_BNHD, values_BNHD)]
         place_L = ops.arange(self.block_length, dtype="int32")
         block_X = ops.arange(blocks, dtype="int32")
         heads_BXLHD = self._attend(
@@ -80,12 +83,12 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
         if self.projection_dim is None:
             return output_BNC, tuple(pad_to(rows, capacity) for rows in tokens)
         max_blocks = ceil_div(capacity, self.block_length) + 1
-        summaries = self._summaries(self._split(x_BNC), shared_projection)
+        summaries = self._summaries(split_blocks(x_BNC, self.block_length), shared_projection)
         # the current block of each example: the next one if the prompt ends with a complete block
         is_current_BX = ops.arange(max_blocks, dtype="int32") == ops.expand_dims(lengths_B // self.block_length, 1)
         current = []
         for rows in tokens:
-            blocks = pad_to(self._split(rows), max_blocks)
+            blocks = pad_to(split_blocks(rows, self.block_length), max_blocks)
             selected = ops.reshape(is_current_BX, (-1, max_blocks, *[1] * (len(blocks.shape) - 2)))
             current.append(ops.sum(ops.where(selected, blocks, ops.zeros_like(blocks)), axis=1))
         return output_BNC, (*current, *(pad_to(rows, max_blocks) for rows in summaries))
@@ -118,12 +121,6 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
             updated = self._summaries(tokens[0][:, None], shared_projection)
             summaries = tuple(replace_rows(old, rows, here_BX) for old, rows in zip(summaries, updated, strict=True))
         return self.output_dense(heads_BXLHD[:, 0]), (*tokens, *summaries)
-
-    def _split(self, x: Tensor) -> Tensor:
-        """(B, N, …) to (B, X, L, …); the last block is padded with zeros."""
-        length = ops.shape(x)[1]
-        blocks = ceil_div(length, self.block_length)
-        return ops.reshape(pad_to(x, blocks * self.block_length), (-1, blocks, self.block_length, *x.shape[2:]))
 
     def _summaries(self, x_BXLC: Tensor, shared_projection: Projection | None) -> list[Tensor]:
         """Keys and values of the summary rows of each block, (B, X, S, H, D) each."""
@@ -169,14 +166,6 @@ class CausalLinearMultiHeadAttention(LinearMultiHeadAttention):
         config["slots"] = config.pop("projection_dim")
         config["block_length"] = config.pop("max_length")
         return config
-
-
-def pad_to(x: Tensor, length: Any) -> Tensor:
-    """(B, N, …) padded with zeros, or truncated, to (B, `length`, …)."""
-    batch, current = ops.shape(x)[:2]
-    if isinstance(current, int) and isinstance(length, int) and current >= length:
-        return x[:, :length]
-    return ops.concatenate([x, ops.zeros((batch, length - current, *x.shape[2:]), x.dtype)], axis=1)
 
 
 def replace_rows(old: Tensor, new: Tensor, here: Tensor) -> Tensor:

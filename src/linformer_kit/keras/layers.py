@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from ..models.options_linformer import WINDOW_IN_DECODER
 from .attention import KeysValues, LinearMultiHeadAttention
 from .causal import Cache, CausalLinearMultiHeadAttention
 from .checks import check_length, nan_unless
@@ -181,7 +182,11 @@ class LinformerLayer(keras.layers.Layer):
             )
         else:
             self.attention = LinearMultiHeadAttention(
-                **encoder_options, kernel_initializer=initializer(options), name="attention"
+                **encoder_options,
+                window_length=options.window_length,
+                global_tokens=options.global_tokens,
+                kernel_initializer=initializer(options),
+                name="attention",
             )
         self.local = None
         if options.local_width and not is_decoder:
@@ -223,8 +228,7 @@ class LinformerLayer(keras.layers.Layer):
         if self.is_decoder:
             attended_BNC = self.attention(queries_BNC, training=training, shared_projection=shared_projection)
         else:
-            context = self.attention.project([queries_BNC], lengths_B, shared_projection)
-            attended_BNC, _ = self.attention.attend(queries_BNC, context, training)
+            attended_BNC, _ = self.attention.attend_to_itself(queries_BNC, lengths_B, shared_projection, training)
         if self.local is not None:
             attended_BNC = attended_BNC + self.local(queries_BNC, lengths_B)
         return self.after_attention(self.attention_residual.after(x_BNC, attended_BNC, training), source, training)
@@ -271,6 +275,8 @@ class Stack(keras.layers.Layer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        if is_decoder and options.window_length:
+            raise ValueError(WINDOW_IN_DECODER.format(window_length=options.window_length))
         self.options = options
         self.is_decoder = is_decoder
         self.embeddings = Embeddings(options, words, name="embeddings")
@@ -283,10 +289,10 @@ class Stack(keras.layers.Layer):
         self.shared_projection = self.shared_source_projection = None
         if options.sharing == "layerwise" and not options.full_attn:
             token_options = (options.max_len, options.k_per_layer[0], options.rescale)
-            if not is_decoder:
+            if not is_decoder and options.k_per_layer[0]:
                 self.shared_projection = self._make_shared(*token_options, "shared_projection")
-            elif options.decoder_attention == "causal":  # only complete blocks are projected: nothing to rescale
-                block_options = (options.block_length, options.slots, False)
+            elif is_decoder and options.decoder_attention == "causal":
+                block_options = (options.block_length, options.slots, False)  # all are complete: nothing to rescale
                 self.shared_projection = self._make_shared(*block_options, "shared_projection")
             if has_source:
                 self.shared_source_projection = self._make_shared(*token_options, "shared_source_projection")
@@ -318,7 +324,7 @@ class Stack(keras.layers.Layer):
     def check_length(self, length: Any) -> None:
         """Raise for inputs longer than the position embeddings or E."""
         options = self.options
-        is_projected = not self.is_decoder and not options.full_attn
+        is_projected = not self.is_decoder and not options.full_attn and any(options.k_per_layer)
         is_limited_by_E = is_projected and not Projection.kinds[options.projection].takes_any_length
         if options.positions == "learned" or is_limited_by_E:
             check_length("the input", length, options.max_len, "truncate it, or build the model with a larger max_len")
@@ -370,5 +376,10 @@ class Stack(keras.layers.Layer):
 
 def decoder_options(options: Options) -> Options:
     """The options of the decoder in an encoder-decoder. Cross-attention uses the k of the last encoder layer."""
-    layers = options.n_decoder_layers or options.n_layers
-    return replace(options, n_layers=layers, k=options.k_per_layer[-1], token_types=0)
+    layers, k = options.n_decoder_layers or options.n_layers, options.k_per_layer[-1]
+    if k == 0:
+        raise ValueError(
+            "k is 0 in the last layer of the encoder, but cross-attention has as many rows, and no window; set k to at "
+            "least 1"
+        )
+    return replace(options, n_layers=layers, k=k, token_types=0, window_length=0, global_tokens=0)

@@ -7,6 +7,7 @@ from typing import Any
 from ..models.options_linformer import (
     boolean,
     check_local_width,
+    check_window,
     choice,
     is_finite_number,
     nearest_of,
@@ -26,6 +27,9 @@ class Options:
     """The sizes and choices of a model.
 
     - `k`: projected length of keys and values; one number, or one per layer. `max_len`: maximum number of tokens.
+    - `window_length`: each token of an encoder attends exactly to the block of so many tokens around it and to the
+      blocks on either side, in one softmax with the `k` rows; 0 for none. `k` may then be 0. `global_tokens`: and to
+      the first so many tokens.
     - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (default `d_model / n_heads`), `n_layers`: the sizes.
     - `full_attn`: use full attention; everything else stays the same.
     - `projection`: "linear", "affine", "dynamic", "conv", "head_conv", "mean", "max" or "random". `sharing`: how E and
@@ -55,6 +59,8 @@ class Options:
     projection: str = "linear"
     sharing: str = "headwise"
     rescale: bool = False
+    window_length: int = 0
+    global_tokens: int = 0
     head_dim: int | None = None
     attention_dropout: float | None = None
     activation: str = "gelu"
@@ -102,9 +108,14 @@ class Options:
         choice("decoder_attention", self.decoder_attention, DECODER_ATTENTIONS)
         if self.projection == "none":
             raise ValueError("projection is 'none'; for full attention use full_attn=True")
+        Projection.check_options(self.projection, self.max_len, 1, self.sharing, self.rescale)
         for k in self.k_per_layer:
-            positive_integer("k", k)
-            Projection.check_options(self.projection, self.max_len, k, self.sharing, self.rescale)
+            check_window(Projection.kinds[self.projection], k, self.window_length, self.global_tokens, "k")
+        if self.full_attn and self.window_length:
+            raise ValueError(
+                f"window_length={self.window_length} with full_attn=True, which sees every token exactly already; set "
+                "window_length=0, or full_attn=False"
+            )
         if self.head_dim is None and self.d_model % self.n_heads:
             raise ValueError(
                 f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}; change one, or set head_dim"

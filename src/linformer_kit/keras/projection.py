@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from ..models.options_linformer import ProjectionFacts
-from .tokens import Tensor, at_least_float32, real_positions, take_tokens
+from .tokens import Tensor, at_least_float32, ceil_div, pad_to, real_positions, split_blocks, take_tokens
 
 
 class Projected(NamedTuple):
@@ -49,23 +49,15 @@ def apply_scale(rows: Tensor, scale: Tensor) -> Tensor:
     return ops.cast(at_least_float32(rows) * scale, rows.dtype)
 
 
-def ceil_div(length: Any, window: Any) -> Any:
-    """`length / window`, rounded up; also for symbolic lengths."""
-    return (length + window - 1) // window
-
-
-def padded_to_windows(x_BNC: Tensor, window: int) -> Tensor:
-    """(B, N, C) to (B, K·W, C): zeros fill the last window."""
-    batch, length = ops.shape(x_BNC)[:2]
-    padding_BNC = ops.zeros((batch, ceil_div(length, window) * window - length, x_BNC.shape[-1]), x_BNC.dtype)
-    return ops.concatenate([x_BNC, padding_BNC], axis=1)
+def real_lengths(length: Any, lengths_B: Tensor | None) -> Tensor:
+    """(B, 1): how many tokens are real; (1, 1) if all are."""
+    return ops.reshape(ops.cast(length if lengths_B is None else lengths_B, "int32"), (-1, 1))
 
 
 def real_tokens_in_windows(length: Any, window: int, lengths_B: Tensor | None) -> Tensor:
     """(B, K): how many tokens of each window are real; (1, K) if all tokens are."""
     first_K = ops.arange(ceil_div(length, window), dtype="int32") * window
-    real_B1 = ops.cast(length, "int32") if lengths_B is None else ops.expand_dims(ops.cast(lengths_B, "int32"), 1)
-    return ops.reshape(ops.clip(real_B1 - first_K, 0, window), (-1, ceil_div(length, window)))
+    return ops.clip(real_lengths(length, lengths_B) - first_K, 0, window)
 
 
 class Projection(ProjectionFacts, keras.layers.Layer):
@@ -107,12 +99,57 @@ class Projection(ProjectionFacts, keras.layers.Layer):
         """What follows W_K or W_V: the bias of `affine`, the kernel of `head_conv`; nothing for other kinds."""
         return features_BKHD
 
+    def tokens_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
+        """How many tokens each row stands for in each block of `block` tokens: (B or 1, 1 or H, n, K).
+
+        A layer with a window weights its rows by them (see window.py). The first `skipped` tokens are left out.
+        """
+        raise NotImplementedError(
+            f"projection={self.kind!r} does not tell which tokens its rows stand for, so it cannot have a window; "
+            "define `tokens_in_blocks` in its class, or use window_length=0"
+        )
+
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
 
 
-class LinearProjection(Projection, kind="linear"):
+class DenseProjection(Projection):
+    """`Eᵀ X` as a matrix product."""
+
+    def __init__(self, projected_length: int, matrices: int, **kwargs: Any):
+        super().__init__(matrices, **kwargs)
+        self.projected_length = projected_length
+
+    def rows(self, length: Any) -> Any:
+        return self.projected_length
+
+    def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None, part: str) -> Tensor:
+        """E and F side by side, (B or 1, M·K, N)."""
+        raise NotImplementedError
+
+    def tokens_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
+        """A row stands for N / K tokens, divided among the positions in proportion to the size of E there."""
+        length, E_BFN = ops.shape(x_BNC)[1], self.matrices_for(x_BNC, lengths_B, "keys")
+        position_N = ops.arange(length, dtype="int32")
+        is_counted_BN = ops.logical_and(position_N >= skipped, position_N < real_lengths(length, lengths_B))
+        size_BFN = ops.where(is_counted_BN[:, None], ops.abs(at_least_float32(E_BFN)), 0.0)
+        size_BnF = ops.sum(split_blocks(ops.transpose(size_BFN, (0, 2, 1)), block), axis=2)
+        shape = (-1, ceil_div(length, block), E_BFN.shape[1] // self.projected_length, self.projected_length)
+        return ops.transpose(ops.reshape(size_BnF, shape), (0, 2, 1, 3)) * self._tokens_per_size(length, lengths_B)
+
+    def _tokens_per_size(self, length: Any, lengths_B: Tensor | None) -> Tensor:
+        """N / K over the sum of a column of E, (1 or B, 1 or M, 1, 1 or K)."""
+        raise NotImplementedError
+
+    def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
+        # E and F side by side: X is read once
+        E_BFN = self.matrices_for(x_BNC, lengths_B, part)
+        shape = (-1, E_BFN.shape[1] // self.projected_length, self.projected_length, x_BNC.shape[-1])
+        return Projected(ops.reshape(ops.matmul(E_BFN, x_BNC), shape), None)
+
+
+class LinearProjection(DenseProjection, kind="linear"):
     """A learned `max_length × K` matrix. Shorter inputs use its first N rows."""
 
     takes_any_length = False
@@ -120,9 +157,8 @@ class LinearProjection(Projection, kind="linear"):
     sized_by_max_length = True
 
     def __init__(self, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any):
-        super().__init__(matrices, **kwargs)
+        super().__init__(projected_length, matrices, **kwargs)
         self.max_length = max_length
-        self.projected_length = projected_length
         self.rescale = rescale
 
     def build(self, _: Any = None) -> None:
@@ -133,18 +169,21 @@ class LinearProjection(Projection, kind="linear"):
         self.weight = self.add_weight(shape=shape, initializer=initializer, trainable=trainable, name="weight")
         self.built = True
 
-    def rows(self, length: Any) -> Any:
-        return self.projected_length
+    def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None, part: str) -> Tensor:
+        # in two steps: with a symbolic length, TensorFlow would not know how many matrices there are
+        E_NMK = self.weight[: ops.shape(x_BNC)[1]][:, self.slice_of(part)]
+        return ops.transpose(ops.reshape(E_NMK, (-1, E_NMK.shape[1] * self.projected_length)))[None]
+
+    def _tokens_per_size(self, length: Any, lengths_B: Tensor | None) -> Tensor:
+        # of all rows of E: columns that belong to tokens beyond a short input stand for few of its tokens
+        size_MK = ops.sum(ops.abs(at_least_float32(self.weight[:, self.slice_of("keys")])), axis=0)
+        return self.weight.shape[0] / self.projected_length / ops.maximum(size_MK[:, None], 1e-37)
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
-        length, part_M = ops.shape(x_BNC)[1], self.slice_of(part)
-        E_NMK = self.weight[:length, part_M]
-        # E and F side by side: X is read once
-        E_FN = ops.transpose(ops.reshape(E_NMK, (-1, E_NMK.shape[1] * self.projected_length)))
-        rows_BFC = ops.matmul(ops.expand_dims(E_FN, 0), x_BNC)
-        rows_BMKC = ops.reshape(rows_BFC, (-1, E_NMK.shape[1], self.projected_length, x_BNC.shape[-1]))
+        rows_BMKC, _ = super().call(x_BNC, lengths_B, part)
         if self.rescale:
-            rows_BMKC = apply_scale(rows_BMKC, self._column_scale(length, lengths_B)[..., part_M, :, None])
+            scale = self._column_scale(ops.shape(x_BNC)[1], lengths_B)[..., self.slice_of(part), :, None]
+            rows_BMKC = apply_scale(rows_BMKC, scale)
         return Projected(rows_BMKC, None)
 
     def _column_scale(self, length: Any, lengths_B: Tensor | None) -> Tensor:
@@ -178,15 +217,14 @@ class RandomProjection(LinearProjection, kind="random"):
         self._add_matrix(keras.initializers.RandomNormal(stddev=stddev), trainable=False)
 
 
-class DynamicProjection(Projection, kind="dynamic"):
+class DynamicProjection(DenseProjection, kind="dynamic"):
     """E computed from the input: the softmax over positions of `X W_p` (Transformer-LS)."""
 
     sized_by_width = True
 
     def __init__(self, embed_dim: int, projected_length: int, matrices: int, **kwargs: Any):
-        super().__init__(matrices, **kwargs)
+        super().__init__(projected_length, matrices, **kwargs)
         self.embed_dim = embed_dim
-        self.projected_length = projected_length
 
     def build(self, _: Any = None) -> None:
         # logits of variance 1 for normalized tokens: the K rows start as different averages
@@ -197,36 +235,65 @@ class DynamicProjection(Projection, kind="dynamic"):
         )
         self.built = True
 
-    def rows(self, length: Any) -> Any:
-        return self.projected_length
-
-    def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
-        weight_CMK = self.weight[:, self.slice_of(part)]
-        weight_CF = ops.reshape(weight_CMK, (self.embed_dim, -1))
+    def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None, part: str) -> Tensor:
+        weight_CF = ops.reshape(self.weight[:, self.slice_of(part)], (self.embed_dim, -1))
         logits_BFN = at_least_float32(ops.einsum("cf,bnc->bfn", weight_CF, x_BNC))
         if lengths_B is not None:
             # an example without real tokens keeps its first position, a zero, so that the softmax is defined
             real_BN = real_positions(ops.shape(x_BNC)[1], ops.maximum(lengths_B, 1))
             logits_BFN = ops.where(real_BN[:, None], logits_BFN, -float("inf"))
-        E_BFN = ops.cast(ops.softmax(logits_BFN, axis=-1), x_BNC.dtype)
-        rows_BFC = ops.matmul(E_BFN, x_BNC)
-        return Projected(ops.reshape(rows_BFC, (-1, weight_CMK.shape[1], self.projected_length, self.embed_dim)), None)
+        return ops.cast(ops.softmax(logits_BFN, axis=-1), x_BNC.dtype)
+
+    def _tokens_per_size(self, length: Any, lengths_B: Tensor | None) -> Tensor:
+        return ops.cast(real_lengths(length, lengths_B)[..., None, None], "float32") / self.projected_length
 
 
-class ConvProjection(Projection, kind="conv"):
-    """A depthwise convolution along the sequence, kernel = stride = max_length / K, rounded up."""
+class SegmentProjection(Projection):
+    """Each row stands for the tokens of one segment."""
+
+    def segments(self, length: Any, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The first token of each segment and the one after its last, (B or 1, K); empty: a row that is skipped."""
+        raise NotImplementedError
+
+    def tokens_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
+        """The number of tokens that a segment and a block have in common."""
+        length = ops.shape(x_BNC)[1]
+        first_BK, after_BK = self.segments(length, lengths_B)
+        start_n1 = ops.arange(ceil_div(length, block), dtype="int32")[:, None] * block
+        first_BnK = ops.maximum(first_BK[:, None], ops.maximum(start_n1, skipped))
+        after_BnK = ops.minimum(after_BK[:, None], start_n1 + block)
+        return ops.cast(ops.maximum(after_BnK - first_BnK, 0), "float32")[:, None]
+
+
+class KernelProjection(SegmentProjection):
+    """A convolution along the sequence, kernel = stride = max_length / K, rounded up."""
+
+    sized_by_max_length = True
+
+    def __init__(self, max_length: int, projected_length: int, matrices: int, **kwargs: Any):
+        super().__init__(matrices, **kwargs)
+        self.window = ceil_div(max_length, projected_length)
+
+    def rows(self, length: Any) -> Any:
+        return ceil_div(length, self.window)
+
+    def segments(self, length: Any, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        first_1K = ops.arange(self.rows(length), dtype="int32")[None] * self.window
+        return first_1K, first_1K + real_tokens_in_windows(length, self.window, lengths_B)
+
+
+class ConvProjection(KernelProjection, kind="conv"):
+    """A depthwise convolution of the tokens: each channel has its own taps."""
 
     can_rescale = True
-    sized_by_max_length = True
     sized_by_width = True
     matrix_axis = -3
 
     def __init__(
         self, embed_dim: int, max_length: int, projected_length: int, matrices: int, rescale: bool, **kwargs: Any
     ):
-        super().__init__(matrices, **kwargs)
+        super().__init__(max_length, projected_length, matrices, **kwargs)
         self.embed_dim = embed_dim
-        self.window = ceil_div(max_length, projected_length)
         self.rescale = rescale
 
     def build(self, _: Any = None) -> None:
@@ -238,14 +305,9 @@ class ConvProjection(Projection, kind="conv"):
         )
         self.built = True
 
-    def rows(self, length: Any) -> Any:
-        return ceil_div(length, self.window)
-
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         length, weight_MWC = ops.shape(x_BNC)[1], self.weight[self.slice_of(part)]
-        windows_BKWC = ops.reshape(
-            padded_to_windows(x_BNC, self.window), (-1, self.rows(length), self.window, self.embed_dim)
-        )
+        windows_BKWC = split_blocks(x_BNC, self.window)
         # one pass over X per matrix: an einsum would compute C small products
         each_BKC = [ops.sum(windows_BKWC * weight_MWC[number], axis=2) for number in range(weight_MWC.shape[0])]
         rows_BMKC = ops.stack(each_BKC, axis=1)
@@ -261,20 +323,18 @@ class ConvProjection(Projection, kind="conv"):
         return sqrt_ratio(ops.sum(squares_MWC, axis=1)[:, None], ops.transpose(real_MBKC, (1, 0, 2, 3)))
 
 
-class HeadConvProjection(Projection, kind="head_conv"):
+class HeadConvProjection(KernelProjection, kind="head_conv"):
     """A convolution along the keys and values of each head, which mixes its features; kernel and stride as in `conv`.
 
     W_K and W_V are applied to all N tokens, and only `finish` leaves K rows.
     """
 
-    sized_by_max_length = True
     sized_by_head = True
     matrix_axis = 0
 
     def __init__(self, head_dim: int, max_length: int, projected_length: int, matrices: int, **kwargs: Any):
-        super().__init__(matrices, **kwargs)
+        super().__init__(max_length, projected_length, matrices, **kwargs)
         self.head_dim = head_dim
-        self.window = ceil_div(max_length, projected_length)
 
     def build(self, _: Any = None) -> None:
         shape = (self.matrices, self.window, self.head_dim, self.head_dim)
@@ -282,13 +342,11 @@ class HeadConvProjection(Projection, kind="head_conv"):
         self.bias = self.add_weight(shape=(self.matrices, self.head_dim), initializer="zeros", name="bias")
         self.built = True
 
-    def rows(self, length: Any) -> Any:
-        return ceil_div(length, self.window)
-
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         """The tokens, (B, 1, K·W, C), for all matrices; `present_BK` is about the rows that `finish` leaves."""
-        tokens_BNC = padded_to_windows(x_BNC, self.window)
-        real_BK = real_tokens_in_windows(ops.shape(x_BNC)[1], self.window, lengths_B)
+        length = ops.shape(x_BNC)[1]
+        tokens_BNC = pad_to(x_BNC, self.rows(length) * self.window)
+        real_BK = real_tokens_in_windows(length, self.window, lengths_B)
         return Projected(tokens_BNC[:, None], None if lengths_B is None else real_BK > 0)
 
     def rows_of(self, part: str, rows_BMKC: Tensor) -> Tensor:
@@ -305,7 +363,7 @@ class HeadConvProjection(Projection, kind="head_conv"):
         return ops.einsum("bkwhd,hwde->bkhe", windows_BKWHD, weight_MWDE) + bias_ME
 
 
-class PoolingProjection(Projection):
+class PoolingProjection(SegmentProjection):
     """Pools the real tokens of each example in K windows whose sizes differ by at most one."""
 
     has_matrices = False
@@ -332,21 +390,19 @@ class PoolingProjection(Projection):
         if lengths_B is None and isinstance(length, int) and width * rows == length:  # equal windows: a view, no copy
             return Projected(self.pool(ops.reshape(x_BNC, (-1, rows, width, channels)), None)[:, None], None)
 
-        row_K = ops.arange(rows, dtype="int32")
-        if lengths_B is None:
-            lengths_B1 = ops.full_like(x_BNC[:, :1, 0], length, dtype="int32")
-        else:
-            lengths_B1 = ops.expand_dims(ops.cast(lengths_B, "int32"), 1)
-        used_B1 = ops.minimum(lengths_B1, ops.cast(rows, "int32"))
-        divisor_B1 = ops.maximum(used_B1, 1)
-        first_BK, after_BK = row_K * lengths_B1 // divisor_B1, (row_K + 1) * lengths_B1 // divisor_B1
-        present_BK = row_K < used_B1
+        first_BK, after_BK = self.segments(length, lengths_B)
         position_BKW = first_BK[..., None] + ops.arange(width, dtype="int32")
-        is_real_BKW = ops.logical_and(position_BKW < after_BK[..., None], present_BK[..., None])
+        is_real_BKW = position_BKW < after_BK[..., None]
         index_BX = ops.reshape(ops.minimum(position_BKW, ops.cast(length, "int32") - 1), (-1, rows * width))
         windows_BKWC = ops.reshape(take_tokens(x_BNC, index_BX), (-1, rows, width, channels))
         rows_BKC = self.pool(windows_BKWC, is_real_BKW[..., None])
-        return Projected(rows_BKC[:, None], None if lengths_B is None else present_BK)
+        return Projected(rows_BKC[:, None], None if lengths_B is None else first_BK < after_BK)
+
+    def segments(self, length: Any, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        rows, real_B1 = self.rows(length), real_lengths(length, lengths_B)
+        row_K, used_B1 = ops.arange(rows, dtype="int32"), ops.clip(real_B1, 1, rows)
+        first_BK, after_BK = (edge_K * real_B1 // used_B1 for edge_K in (row_K, row_K + 1))
+        return first_BK, ops.minimum(after_BK, real_B1)
 
 
 class MeanProjection(PoolingProjection, kind="mean"):

@@ -3,7 +3,7 @@
 The rest of the package relies on this order: padding comes last, and `lengths_B` counts the real tokens. So padding
 on the left, on the right or in between never changes the output.
 
-Shapes: B batch, N length, X selected tokens, C width.
+Shapes: B batch, N length, X selected tokens, n blocks, W tokens in a block, C width.
 """
 
 from typing import Any, NamedTuple
@@ -67,3 +67,22 @@ def zero_padding(x_BNC: Tensor, lengths_B: Tensor | None) -> Tensor:
 def at_least_float32(x: Tensor) -> Tensor:
     """Cast half precision to float32, where squares and long sums neither underflow nor overflow."""
     return ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
+
+
+def ceil_div(length: Any, window: Any) -> Any:
+    """`length / window`, rounded up; also for symbolic lengths."""
+    return (length + window - 1) // window
+
+
+def pad_to(x: Tensor, length: Any) -> Tensor:
+    """(B, N, …) padded with zeros, or truncated, to (B, `length`, …)."""
+    batch, current = ops.shape(x)[:2]
+    if isinstance(current, int) and isinstance(length, int) and current >= length:
+        return x[:, :length]
+    return ops.concatenate([x, ops.zeros((batch, length - current, *x.shape[2:]), x.dtype)], axis=1)
+
+
+def split_blocks(x: Tensor, block: int) -> Tensor:
+    """(B, N, …) to (B, n, W, …); zeros fill the last block."""
+    blocks = ceil_div(ops.shape(x)[1], block)
+    return ops.reshape(pad_to(x, blocks * block), (-1, blocks, block, *x.shape[2:]))

@@ -36,6 +36,8 @@ NAMES = {
     "projection": "projection",
     "sharing": "sharing",
     "rescale": "rescale",
+    "window_length": "window_length",
+    "global_tokens": "global_tokens",
     "head_dim": "head_dim",
     "attention_dropout": "attention_probs_dropout_prob",
     "activation": "hidden_act",
@@ -284,16 +286,19 @@ def check_supported(config: Any) -> None:
 
 def attention_options(layer: Any) -> dict[str, Any]:
     """The options of a `LinearMultiHeadAttention` like this `LinformerAttention`."""
-    options = layer.shared_projection_options or layer.projection.options
-    is_full = options["projection"] == "none"
+    has_rows = layer.projected_length > 0
+    options = layer.shared_projection_options or (layer.projection.options if has_rows else {})
+    is_full = options.get("projection") == "none"
     return {
         "num_heads": layer.num_heads,
         "key_dim": layer.head_dim,
-        "projection_dim": None if is_full else options["projected_length"],
-        "projection": "linear" if is_full else options["projection"],
-        "max_length": options["max_length"],
+        "projection_dim": None if is_full else layer.projected_length,
+        "projection": "linear" if is_full else options.get("projection", "linear"),
+        "max_length": options.get("max_length"),
         "sharing": layer.sharing,
-        "rescale": options["rescale"],
+        "rescale": options.get("rescale", False),
+        "window_length": layer.window_length,
+        "global_tokens": layer.global_tokens,
         "dropout": layer.dropout,
         "use_bias": layer.query.bias is not None,
     }
@@ -402,11 +407,13 @@ def make_torch_attention(layer: LinearMultiHeadAttention) -> Any:
         layer.num_heads,
         head_dim=layer.key_dim,
         max_length=layer.max_length or 1,
-        projected_length=layer.projection_dim or 1,
+        projected_length=1 if is_full else layer.projection_dim,
         projection="none" if is_full else layer.projection_kind,
         sharing="headwise" if is_full else layer.sharing,
         rescale=False if is_full else layer.rescale,
         dropout=layer.dropout,
         bias=layer.use_bias,
         context_dim=context_width,
+        window_length=layer.window_length,
+        global_tokens=layer.global_tokens,
     )

@@ -227,8 +227,14 @@ WINDOW_IN_DECODER = (
 )
 
 
-def check_window(kind: type[ProjectionFacts], projected_length: int, window_length: int, global_tokens: int) -> None:
-    """Raise unless a layer can have this window, and this number of rows."""
+def check_window(
+    kind: type[ProjectionFacts],
+    projected_length: int,
+    window_length: int,
+    global_tokens: int,
+    rows_name: str = "projected_length",
+) -> None:
+    """Raise unless a layer can have this window, and this number of rows; `rows_name` is the option that sets it."""
     for name, value in (("window_length", window_length), ("global_tokens", global_tokens)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
             raise ValueError(f"{name} is {value!r}; it must be an integer of at least 0")
@@ -240,10 +246,10 @@ def check_window(kind: type[ProjectionFacts], projected_length: int, window_leng
             )
         if projected_length == 0:
             raise ValueError(
-                "projected_length is 0, which only layers with a window can have; set projected_length to at least 1, "
-                "or window_length"
+                f"{rows_name} is 0, which only layers with a window can have; set {rows_name} to at least 1, or "
+                "window_length"
             )
-        positive_integer("projected_length", projected_length)
+        positive_integer(rows_name, projected_length)
         return
     if not kind.can_have_window:
         raise ValueError(
@@ -251,7 +257,7 @@ def check_window(kind: type[ProjectionFacts], projected_length: int, window_leng
             f"set window_length=0, or projection={list_names(kind.kind_names('can_have_window'))}"
         )
     if projected_length != 0:
-        positive_integer("projected_length", projected_length)
+        positive_integer(rows_name, projected_length)
 
 
 def check_local_width(width: int) -> None:
