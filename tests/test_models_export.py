@@ -28,6 +28,7 @@ from linformer_kit import (
 # of `linear` by an addition, and that of "random" not at all
 PROJECTIONS = [projection for projection in ALL_PROJECTIONS if projection not in ("affine", "random")]
 HEADS = [LinformerForMaskedLM, LinformerForTokenClassification, LinformerForQuestionAnswering]
+WITH_WINDOW = ("dynamic", "conv")
 DECODERS = [LinformerForCausalLM, LinformerForConditionalGeneration]
 ONLY_OF_ENCODERS = ("rescale", "K per layer", "post-norm", *(VARIANTS.keys() - set(CAUSAL_VARIANTS)))
 LONGEST = 32  # max_position_embeddings of the models here
@@ -66,6 +67,8 @@ def small(model_class, variant="default", **changes):
 
 def names(values):
     """Readable names of parametrised tests."""
+    if isinstance(values, dict):
+        return "window" if values else ""
     return values.__name__ if isinstance(values, type) else values
 
 
@@ -326,10 +329,12 @@ def test_an_exported_step_and_onnx_runtime_continue_with_the_cache(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model_class", "projection"),
+    ("model_class", "projection", "window"),
     [
-        *((LinformerForSequenceClassification, projection) for projection in PROJECTIONS),
-        *((model, "linear") for model in (LinformerModel, *HEADS)),
+        *((LinformerForSequenceClassification, projection, {}) for projection in PROJECTIONS),
+        *((model, "linear", {}) for model in (LinformerModel, *HEADS)),
+        # the number of rows of `conv` depends on the length
+        *((LinformerForSequenceClassification, each, {"window_length": 3, "global_tokens": 2}) for each in WITH_WINDOW),
     ],
     ids=names,
 )
@@ -337,8 +342,8 @@ def test_an_exported_step_and_onnx_runtime_continue_with_the_cache(tmp_path):
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
 # and says that an axis which two inputs have in common has one name
 @pytest.mark.filterwarnings("ignore:# The axis name:UserWarning")
-def test_onnx_runtime_gives_the_same_for_every_batch_length_and_padding(model_class, projection, tmp_path):
-    model = small(model_class, projection=projection)
+def test_onnx_runtime_gives_the_same_for_every_batch_length_and_padding(model_class, projection, window, tmp_path):
+    model = small(model_class, projection=projection, **window)
     inputs = padded(2, LENGTH, "right")
     inputs["token_type_ids"] = torch.randint(2, inputs["input_ids"].shape)  # tokenizers give them too
 

@@ -299,6 +299,18 @@ def test_half_precision_and_autocast_are_close_to_float32(projection, global_tok
     assert (leaf.grad - exact)[mask].norm() < 0.05 * exact[mask].norm()
 
 
+@pytest.mark.parametrize("projection", ["dynamic", "conv"])
+def test_a_compiled_layer_is_one_graph_without_breaks(projection):
+    torch._dynamo.reset()
+    layer, _ = build(projection, "headwise", 3, 2)
+    x, mask = torch.randn(2, 17, 12, requires_grad=True), scattered_mask(2, 17)
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        output = function(x, mask=mask)
+        results.append((output, *torch.autograd.grad(output[mask].square().sum(), [x, *layer.parameters()])))
+    assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
 def test_shapes_are_computed_on_meta_tensors(monkeypatch):
     monkeypatch.setattr(window_linformer, "QUERY_CHUNK", 512)
     layer = LinformerAttention(64, 4, max_length=2**20, projected_length=16, projection="mean", window_length=64)

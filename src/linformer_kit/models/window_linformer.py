@@ -103,7 +103,8 @@ def all_tiles(x_BT: Tensor) -> Tensor:
     # a copy; the exporter cannot prove the strides of the view
     batch, tiles = x_BT.shape[:2]
     number_X = torch.arange(batch * tiles, device=x_BT.device)
-    return x_BT[number_X // tiles, number_X % tiles]
+    example_X = number_X // tiles
+    return x_BT[example_X, number_X - example_X * tiles]
 
 
 def tokens_outside(tokens_BMnK: Tensor) -> Tensor:
