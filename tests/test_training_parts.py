@@ -24,7 +24,12 @@ from rich.console import Console
 from torch.nn import functional
 from transformers import TrainingArguments
 
-from linformer_kit import LinformerConfig, LinformerForConditionalGeneration, LinformerForSequenceClassification
+from linformer_kit import (
+    LinformerConfig,
+    LinformerForConditionalGeneration,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+)
 from linformer_kit.errors import UserError
 from linformer_kit.process_memory import is_out_of_memory
 from linformer_kit.training import announce, batches, checkpoint, metrics, prepare
@@ -815,6 +820,23 @@ def test_converting_attention_keeps_the_generation_config():
     model = LinformerForConditionalGeneration(LinformerConfig(vocab_size=20, **sizes))
     model.generation_config.num_beams = 3
     assert convert_attention(model, {"projection": "dynamic"}).generation_config.num_beams == 3
+
+
+def test_a_model_with_full_attention_continues_with_a_window():
+    """Texts that fit into the window keep their outputs, whatever E is."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = LinformerForMaskedLM(LinformerConfig(vocab_size=20, **sizes, projection="none")).eval()
+    changes = {"projection": "linear", "projected_length": 3, "window_length": 8, "global_tokens": 1}
+    changed, short, long = convert_attention(model, changes).eval(), torch.arange(16)[None], torch.arange(17)[None]
+    torch.testing.assert_close(changed(short).logits, model(short).logits, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(changed(long).logits, model(long).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_full_attention_drops_the_window_of_a_configuration():
+    window = {"window_length": 8, "global_tokens": 1, "projected_length": [0, 4], "num_hidden_layers": 2}
+    config = resolve_model_config({**window, "attention": "full"})
+    assert (config.projection, config.window_length, config.global_tokens) == ("none", 0, 0)
+    assert resolve_model_config(window).projected_lengths == [0, 4]
 
 
 def test_an_evaluation_at_the_start_of_a_resumed_run_may_be_the_best(small_trainer):
