@@ -822,7 +822,7 @@ MUTATIONS = [
         "short inputs do not skip the rows of a signed E",
         "models/window_linformer.py",
         "before, after = padded.cumsum(dim=2)[:, :, :blocks], padded.flip(2).cumsum(dim=2).flip(2)[:, :, 4:]",
-        "before, after = tokens_BMnK.sum(dim=2, keepdim=True) - tokens_BMnK, 1e-3",
+        "before, after = mass_BMnK.sum(dim=2, keepdim=True) - mass_BMnK, 1e-3",
         WINDOW,
         "fits",
     ),

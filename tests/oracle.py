@@ -66,8 +66,8 @@ def reference_layer(layer, shared=None):
     sizes = {"num_heads": layer.num_heads, "head_dim": layer.head_dim}
     if layer.projected_length == 0:  # a window without rows
         nothing = [lambda tokens: tokens[:0]] * heads
-        no_tokens = [lambda tokens: np.zeros((len(tokens), 0))] * heads
-        return reference.Layer(*linears, **sizes, key_rows=nothing, value_rows=nothing, row_tokens=no_tokens)
+        no_mass = [lambda tokens: np.zeros((len(tokens), 0))] * heads
+        return reference.Layer(*linears, **sizes, key_rows=nothing, value_rows=nothing, row_mass=no_mass)
     # the numbers of the matrices: for the keys of each key-value head, then for their values
     numbers = {1: [0] * 2 * heads, 2: [0] * heads + [1] * heads, 2 * heads: list(range(2 * heads))}[projection.matrices]
     # with one head, 2 and 2G are the same number
@@ -81,10 +81,10 @@ def reference_layer(layer, shared=None):
     if projection.kind == "head_conv":
         weight_MWDD, bias_MD = numpy(projection.weight), numpy(projection.bias)
         kernels = [reference.Kernel(weight_MWDD[number], bias_MD[number]) for number in numbers]
-    row_tokens = []
-    if projection.kind in reference.ROW_TOKENS:
-        options = (layer.projected_length, reference.ROW_TOKENS)
-        row_tokens = [rows_function(projection, number, *options) for number in numbers[:heads]]
+    row_mass = []
+    if projection.kind in reference.ROW_MASS:
+        options = (layer.projected_length, reference.ROW_MASS)
+        row_mass = [rows_function(projection, number, *options) for number in numbers[:heads]]
     return reference.Layer(
         *linears,
         **sizes,
@@ -94,7 +94,7 @@ def reference_layer(layer, shared=None):
         value_bias=biases[heads:],
         key_kernels=kernels[:heads],
         value_kernels=kernels[heads:],
-        row_tokens=row_tokens,
+        row_mass=row_mass,
     )
 
 

@@ -16,12 +16,12 @@ from linformer_kit import CausalLinformerAttention, LinformerAttention, Linforme
 from linformer_kit.models import window_linformer
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM
 from linformer_kit.models.projection_linformer import Projection
-from linformer_kit.models.window_linformer import Tiling, tokens_outside, weights_on_tokens
+from linformer_kit.models.window_linformer import Tiling, mass_outside, weights_on_tokens
 
 WINDOWED = [pair for pair in COMBINATIONS if pair[0] != "none"]
 KINDS = list(dict.fromkeys(kind for kind, _ in WINDOWED))
-# whose number of tokens depends on weights or input, and is a constant for the gradient
-COUNTS_BY_WEIGHT = ("linear", "affine", "dynamic")
+# whose mass depends on weights or input, and is a constant for the gradient
+MASS_BY_WEIGHT = ("linear", "affine", "dynamic")
 SIZES = {"embed_dim": 12, "num_heads": 4, "num_kv_heads": 2, "head_dim": 5, "max_length": 40, "projected_length": 4}
 
 
@@ -118,7 +118,7 @@ class TestReference:
 
         whole, chunked = (torch.autograd.grad(loss(fused), leaves, allow_unused=True) for fused in (False, True))
         assert_close(chunked, whole, rtol=1e-9, atol=1e-10)
-        if projection not in COUNTS_BY_WEIGHT or rows == 0:
+        if projection not in MASS_BY_WEIGHT or rows == 0:
             assert torch.autograd.gradcheck(
                 lambda x: layer(x, mask=mask, projection=shared)[slice(None) if mask is None else mask],
                 [x],
@@ -189,37 +189,34 @@ def test_a_token_moves_exactly_what_sees_it(depth, window, global_tokens, rows, 
     assert_close(difference > 0, moved)
 
 
-def test_rows_stand_for_what_is_outside_of_the_window():
+def test_rows_of_means_stand_for_the_tokens_outside_of_the_window():
     """12 tokens in blocks of 2 and 4 segments of 3: block 0 sees tokens 0 to 3, block 2 sees 2 to 7."""
     projection = Projection.make(
         "mean", embed_dim=1, max_length=12, projected_length=4, sharing="kv", num_kv_heads=1, rescale=False
     )
-    tokens = projection.tokens_in_blocks(torch.zeros(1, 12, 1), None, 2, 6)
-    outside = tokens_outside(tokens)[0, 0]
+    mass = projection.mass_in_blocks(torch.zeros(1, 12, 1), None, 2, 6)
+    outside = mass_outside(mass)[0, 0]
     assert outside[0].tolist() == [0, 2, 3, 3]
     assert outside[2].tolist() == [2, 0, 1, 3]
-    assert tokens.sum() == 12
+    assert mass.sum() == 12
     # without the first token, which all queries see
-    skipped = projection.tokens_in_blocks(torch.zeros(1, 12, 1), None, 2, 6, skipped=1)
-    assert tokens_outside(skipped)[0, 0, 2].tolist() == [1, 0, 1, 3]
+    skipped = projection.mass_in_blocks(torch.zeros(1, 12, 1), None, 2, 6, skipped=1)
+    assert mass_outside(skipped)[0, 0, 2].tolist() == [1, 0, 1, 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rows_stand_for_all_tokens(kind):
-    """A new linear E starts as segment means, so its rows stand for their segments, up to noise."""
-    length = 40
+def test_the_mass_of_a_row_is_its_tokens_or_one(kind):
+    """A new linear E starts as segment means, so the mass of its rows lies in their segments, up to noise."""
     options = {"embed_dim": 6, "max_length": 40, "projected_length": 8, "num_kv_heads": 2, "rescale": False}
     sharing = "none" if kind in Projection.kind_names("has_matrices") else "kv"
     projection = Projection.make(kind, sharing=sharing, head_dim=3, **options)
-    tokens = projection.tokens_in_blocks(torch.randn(2, length, 6), None, 5, 8)
-    assert_close(tokens.sum(dim=(2, 3)), torch.full(tokens.shape[:2], 40.0))
-    lengths = torch.tensor([40, 15])
-    padded = projection.tokens_in_blocks(torch.randn(2, length, 6), lengths, 5, 8)
+    mass = projection.mass_in_blocks(torch.randn(2, 40, 6), None, 5, 8)
+    assert_close(mass.sum(dim=2), torch.full_like(mass[:, :, 0], 5.0 if kind == "mean" else 1.0))
+    assert not mass.requires_grad
+    padded = projection.mass_in_blocks(torch.randn(2, 40, 6), torch.tensor([40, 15]), 5, 8)
     assert (padded[1:, :, 3:] == 0).all()
     if kind in ("linear", "affine"):
-        expected = torch.eye(8) * 5
-        assert (tokens[0, 0] - expected).abs().max() < 1.5
-        assert not tokens.requires_grad
+        assert (mass[0, 0] - torch.eye(8)).abs().max() < 0.3
 
 
 @pytest.mark.usefixtures("float64")
@@ -233,7 +230,7 @@ def test_dropout_draws_the_same_numbers_in_the_backward_pass(sharing):
         return (layer(x) * upstream).sum()
 
     # a constant, as it is for gradients
-    layer.projection.tokens_in_blocks = lambda *args, **_: torch.ones(1, 1, args[3], 4)
+    layer.projection.mass_in_blocks = lambda *args, **_: torch.ones(1, 1, args[3], 4)
     (gradient,) = torch.autograd.grad(loss(x.requires_grad_()), x)
     numeric = (loss(x + 1e-6 * direction) - loss(x - 1e-6 * direction)) / 2e-6
     assert_close((gradient * direction).sum(), numeric.detach(), rtol=1e-6, atol=1e-6)
@@ -399,11 +396,11 @@ def test_inputs_longer_than_E_are_refused_even_if_they_fit_into_the_window():
         layer(torch.randn(1, 41, 12))
 
 
-def test_a_projection_that_does_not_count_its_tokens_says_so(own_projections):
+def test_a_projection_that_does_not_know_its_mass_says_so(own_projections):
     class FirstTokens(Projection, kind="first"):
         def __init__(self, projected_length):
             super().__init__()
             self.projected_length = projected_length
 
-    with pytest.raises(NotImplementedError, match="define `tokens_in_blocks`"):
-        FirstTokens(3).tokens_in_blocks(torch.zeros(1, 4, 2), None, 2, 2)
+    with pytest.raises(NotImplementedError, match="define `mass_in_blocks`"):
+        FirstTokens(3).mass_in_blocks(torch.zeros(1, 4, 2), None, 2, 2)

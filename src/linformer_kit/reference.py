@@ -117,39 +117,42 @@ ROWS: dict[str, Callable[..., Array]] = {
 }
 
 
-# How many tokens each row stands for at each position, (N, K), with the same options.
-ROW_TOKENS: dict[str, Callable[..., Array]] = {
-    "linear": lambda tokens, *, weight, matrix, **_: matrix_tokens(tokens, weight[:, matrix]),
-    "affine": lambda tokens, *, weight, matrix, **_: matrix_tokens(tokens, weight[:, matrix]),
-    "random": lambda tokens, *, weight, matrix, **_: matrix_tokens(tokens, weight[:, matrix]),
-    "dynamic": lambda tokens, *, weight, matrix, **_: dynamic_tokens(tokens, weight[:, matrix]),
-    "conv": lambda tokens, *, weight, **_: segment_tokens(split(tokens, weight.shape[1])),
-    "head_conv": lambda tokens, *, weight, **_: segment_tokens(split(tokens, weight.shape[1])),
+# How much of each row lies at each position, (N, K), with the same options: tokens for `mean`, shares for the others.
+ROW_MASS: dict[str, Callable[..., Array]] = {
+    "linear": lambda tokens, *, weight, matrix, **_: matrix_mass(tokens, weight[:, matrix]),
+    "affine": lambda tokens, *, weight, matrix, **_: matrix_mass(tokens, weight[:, matrix]),
+    "random": lambda tokens, *, weight, matrix, **_: matrix_mass(tokens, weight[:, matrix]),
+    "dynamic": lambda tokens, *, weight, matrix, **_: dynamic_mass(tokens, weight[:, matrix]),
+    "conv": lambda tokens, *, weight, **_: segment_share(split(tokens, weight.shape[1])),
+    "head_conv": lambda tokens, *, weight, **_: segment_share(split(tokens, weight.shape[1])),
     "mean": lambda tokens, *, projected_length, **_: segment_tokens(windows(tokens, projected_length)),
-    "max": lambda tokens, *, projected_length, **_: segment_tokens(windows(tokens, projected_length)),
+    "max": lambda tokens, *, projected_length, **_: segment_share(windows(tokens, projected_length)),
 }
 
 
-def matrix_tokens(tokens: Array, E: Array) -> Array:
-    """A column of a stored (max_length, K) matrix stands for max_length / K tokens, in proportion to its size."""
-    share = np.abs(E) / np.abs(E).sum(axis=0)
-    return share[: len(tokens)] * len(E) / E.shape[1]
+def matrix_mass(tokens: Array, E: Array) -> Array:
+    """The share of a column of a stored (max_length, K) matrix, by absolute values."""
+    return (np.abs(E) / np.abs(E).sum(axis=0))[: len(tokens)]
 
 
-def dynamic_tokens(tokens: Array, weight: Array) -> Array:
-    """A column of the softmax stands for N / K tokens."""
-    columns = [softmax(np.array([token @ column for token in tokens])) for column in weight.T]
-    return np.array(columns).T * len(tokens) / weight.shape[1]
+def dynamic_mass(tokens: Array, weight: Array) -> Array:
+    """The columns of the softmax."""
+    return np.array([softmax(np.array([token @ column for token in tokens])) for column in weight.T]).T
 
 
 def segment_tokens(segments: Sequence[Array]) -> Array:
-    """A row stands for each token of its segment, once."""
+    """One for each token of the segment of a row."""
     counts = np.zeros((sum(map(len, segments)), len(segments)))
     start = 0
     for row, segment in enumerate(segments):
         counts[start : start + len(segment), row] = 1
         start += len(segment)
     return counts
+
+
+def segment_share(segments: Sequence[Array]) -> Array:
+    """The same, so that each row has one in total."""
+    return segment_tokens(segments) / [len(segment) for segment in segments]
 
 
 def split(tokens: Array, window: int) -> list[Array]:
@@ -227,7 +230,7 @@ class Layer(NamedTuple):
     value_bias: Sequence[Array] = ()
     key_kernels: Sequence[Kernel] = ()
     value_kernels: Sequence[Kernel] = ()
-    row_tokens: Sequence[Rows] = ()  # for each key-value head: (N, C) tokens to (N, K), see `ROW_TOKENS`
+    row_mass: Sequence[Rows] = ()  # for each key-value head: (N, C) tokens to (N, K), see `ROW_MASS`
 
     def kv_head(self, head: int) -> int:
         """The key-value head that this head uses."""
@@ -293,7 +296,7 @@ def windowed_linformer_attention(
     """
     outputs, weights = [], []
     key_rows, value_rows = ([list(rows(tokens)) for rows in side] for side in (layer.key_rows, layer.value_rows))
-    row_tokens = [count(tokens) for count in layer.row_tokens]
+    row_mass = [count(tokens) for count in layer.row_mass]
     for position, token in enumerate(tokens):
         block = position // window_length
         seen = [
@@ -304,7 +307,7 @@ def windowed_linformer_attention(
         for head in range(layer.num_heads):
             kv_head = layer.kv_head(head)
             rows = len(key_rows[kv_head])
-            counts = np.concatenate([row_tokens[kv_head][unseen].sum(axis=0), np.ones(len(near))])
+            counts = np.concatenate([row_mass[kv_head][unseen].sum(axis=0), np.ones(len(near))])
             output, on_both = attend_to_rows(
                 token, key_rows[kv_head] + near, value_rows[kv_head] + near, layer, head, counts=counts
             )

@@ -355,7 +355,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         bias_BMnS = token_bias(length, lengths_B, window, self.global_tokens)
         if projection is not None:
             key_rows, value_rows, _ = self._all_rows(projection, [x_BNC], lengths_B)
-            biases = [bias_BMnS, row_bias(projection.tokens_in_blocks(x_BNC, lengths_B, window, self.global_tokens))]
+            biases = [bias_BMnS, row_bias(projection.mass_in_blocks(x_BNC, lengths_B, window, self.global_tokens))]
             # one of them may be for all examples or heads; the zeros give it the shape of the other
             bias_BMnS = ops.concatenate([bias + 0 * other[..., :1] for bias, other in (biases, biases[::-1])], axis=-1)
         query_BnWHD = split_blocks(self.query_dense(x_BNC) * self._inverse_sqrt_key_dim, window)

@@ -99,14 +99,15 @@ class Projection(ProjectionFacts, keras.layers.Layer):
         """What follows W_K or W_V: the bias of `affine`, the kernel of `head_conv`; nothing for other kinds."""
         return features_BKHD
 
-    def tokens_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
-        """How many tokens each row stands for in each block of `block` tokens: (B or 1, 1 or H, n, K).
+    def mass_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
+        """How much of each row lies in each block of `block` tokens: (B or 1, 1 or H, n, K).
 
-        A layer with a window weights its rows by them (see window.py). The first `skipped` tokens are left out.
+        For `mean` the number of tokens, for the others the share of the row. A layer with a window weights its rows by
+        what lies outside (see window.py). The first `skipped` tokens are left out.
         """
         raise NotImplementedError(
-            f"projection={self.kind!r} does not tell which tokens its rows stand for, so it cannot have a window; "
-            "define `tokens_in_blocks` in its class, or use window_length=0"
+            f"projection={self.kind!r} does not tell where its rows come from, so it cannot have a window; "
+            "define `mass_in_blocks` in its class, or use window_length=0"
         )
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
@@ -128,18 +129,18 @@ class DenseProjection(Projection):
         """E and F side by side, (B or 1, M·K, N)."""
         raise NotImplementedError
 
-    def tokens_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
-        """A row stands for N / K tokens, divided among the positions in proportion to the size of E there."""
+    def mass_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
+        """The sum of the absolute values of a column of E in the block, relative to that of the whole column."""
         length, E_BFN = ops.shape(x_BNC)[1], self.matrices_for(x_BNC, lengths_B, "keys")
         position_N = ops.arange(length, dtype="int32")
         is_counted_BN = ops.logical_and(position_N >= skipped, position_N < real_lengths(length, lengths_B))
         size_BFN = ops.where(is_counted_BN[:, None], ops.abs(at_least_float32(E_BFN)), 0.0)
         size_BnF = ops.sum(split_blocks(ops.transpose(size_BFN, (0, 2, 1)), block), axis=2)
         shape = (-1, ceil_div(length, block), E_BFN.shape[1] // self.projected_length, self.projected_length)
-        return ops.transpose(ops.reshape(size_BnF, shape), (0, 2, 1, 3)) * self._tokens_per_size(length, lengths_B)
+        return ops.transpose(ops.reshape(size_BnF, shape), (0, 2, 1, 3)) / self._column_size()
 
-    def _tokens_per_size(self, length: Any, lengths_B: Tensor | None) -> Tensor:
-        """N / K over the sum of a column of E, (1 or B, 1 or M, 1, 1 or K)."""
+    def _column_size(self) -> Tensor | float:
+        """The sum of the absolute values of each column of E for keys, (M, 1, K), or of any column."""
         raise NotImplementedError
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
@@ -174,10 +175,10 @@ class LinearProjection(DenseProjection, kind="linear"):
         E_NMK = self.weight[: ops.shape(x_BNC)[1]][:, self.slice_of(part)]
         return ops.transpose(ops.reshape(E_NMK, (-1, E_NMK.shape[1] * self.projected_length)))[None]
 
-    def _tokens_per_size(self, length: Any, lengths_B: Tensor | None) -> Tensor:
-        # of all rows of E: columns that belong to tokens beyond a short input stand for few of its tokens
+    def _column_size(self) -> Tensor:
+        # of all rows of E: a column that belongs to tokens beyond a short input counts little
         size_MK = ops.sum(ops.abs(at_least_float32(self.weight[:, self.slice_of("keys")])), axis=0)
-        return self.weight.shape[0] / self.projected_length / ops.maximum(size_MK[:, None], 1e-37)
+        return ops.maximum(size_MK[:, None], 1e-37)
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         rows_BMKC, _ = super().call(x_BNC, lengths_B, part)
@@ -244,8 +245,8 @@ class DynamicProjection(DenseProjection, kind="dynamic"):
             logits_BFN = ops.where(real_BN[:, None], logits_BFN, -float("inf"))
         return ops.cast(ops.softmax(logits_BFN, axis=-1), x_BNC.dtype)
 
-    def _tokens_per_size(self, length: Any, lengths_B: Tensor | None) -> Tensor:
-        return ops.cast(real_lengths(length, lengths_B)[..., None, None], "float32") / self.projected_length
+    def _column_size(self) -> float:
+        return 1.0  # a softmax
 
 
 class SegmentProjection(Projection):
@@ -255,14 +256,22 @@ class SegmentProjection(Projection):
         """The first token of each segment and the one after its last, (B or 1, K); empty: a row that is skipped."""
         raise NotImplementedError
 
-    def tokens_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
-        """The number of tokens that a segment and a block have in common."""
+    def mass_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
+        """The share of a segment that lies in a block."""
+        tokens_BnK, segment_B1K = self._tokens_in_common(x_BNC, lengths_B, block, skipped)
+        return (tokens_BnK / ops.maximum(segment_B1K, 1))[:, None]
+
+    def _tokens_in_common(
+        self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int
+    ) -> tuple[Tensor, Tensor]:
+        """The number of tokens that each block and each segment have in common, (B, n, K), and that of the segment."""
         length = ops.shape(x_BNC)[1]
         first_BK, after_BK = self.segments(length, lengths_B)
         start_n1 = ops.arange(ceil_div(length, block), dtype="int32")[:, None] * block
         first_BnK = ops.maximum(first_BK[:, None], ops.maximum(start_n1, skipped))
         after_BnK = ops.minimum(after_BK[:, None], start_n1 + block)
-        return ops.cast(ops.maximum(after_BnK - first_BnK, 0), "float32")[:, None]
+        tokens_BnK, segment_B1K = ops.maximum(after_BnK - first_BnK, 0), (after_BK - first_BK)[:, None]
+        return ops.cast(tokens_BnK, "float32"), ops.cast(segment_B1K, "float32")
 
 
 class KernelProjection(SegmentProjection):
@@ -407,6 +416,10 @@ class PoolingProjection(SegmentProjection):
 
 class MeanProjection(PoolingProjection, kind="mean"):
     """The mean of each window."""
+
+    def mass_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
+        """The number of tokens: without weights to train, a row approximates exact attention to each of them."""
+        return self._tokens_in_common(x_BNC, lengths_B, block, skipped)[0][:, None]
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
         if is_real_BKW1 is None:

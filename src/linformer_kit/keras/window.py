@@ -1,8 +1,8 @@
 """Near and far: the tokens around a query, exactly, beside the K rows for the rest of the input, in one softmax.
 
 As in PyTorch, `models/window_linformer.py`: a query sees the tokens of its block and of the blocks on either side, each
-of `window_length` tokens, the first `global_tokens` tokens, and the K rows, each with the log of the number of other
-tokens that it stands for added to its score.
+of `window_length` tokens, the first `global_tokens` tokens, and the K rows, each with the log of its mass outside of
+what the query sees added to its score: the number of tokens for `mean`, the share of the row for other projections.
 
 Shapes: B batch, N tokens, n blocks, W window length, R far rows (global tokens, then the K rows), S columns of a
 softmax (3·W near tokens, then the far rows), M matrices (1 or H), K projected length, H heads, D head size.
@@ -32,18 +32,18 @@ def far_rows(features_BNHD: Tensor, rows_BKHD: Tensor | None, global_tokens: int
     return first_BNHD if rows_BKHD is None else ops.concatenate([first_BNHD, rows_BKHD], axis=1)
 
 
-def tokens_outside(tokens_BMnK: Tensor) -> Tensor:
-    """From the number of tokens of each row in each block, that in all blocks but the block itself and its neighbors.
+def mass_outside(mass_BMnK: Tensor) -> Tensor:
+    """From the mass of each row in each block, that in all blocks but the block itself and its neighbors.
 
     Sums of what is outside, not differences, so that they are exactly zero if there is nothing.
     """
 
-    def before(tokens_BMnK: Tensor) -> Tensor:
-        nothing_BM1K = ops.zeros_like(tokens_BMnK[:, :, :1])
-        sums_BMnK = ops.cumsum(tokens_BMnK, axis=2)
+    def before(mass_BMnK: Tensor) -> Tensor:
+        nothing_BM1K = ops.zeros_like(mass_BMnK[:, :, :1])
+        sums_BMnK = ops.cumsum(mass_BMnK, axis=2)
         return ops.concatenate([nothing_BM1K, nothing_BM1K, sums_BMnK], axis=2)[:, :, :-2]
 
-    return before(tokens_BMnK) + ops.flip(before(ops.flip(tokens_BMnK, axis=2)), axis=2)
+    return before(mass_BMnK) + ops.flip(before(ops.flip(mass_BMnK, axis=2)), axis=2)
 
 
 def token_bias(length: Any, lengths_B: Tensor | None, window: int, global_tokens: int) -> Tensor:
@@ -59,6 +59,6 @@ def token_bias(length: Any, lengths_B: Tensor | None, window: int, global_tokens
     return ops.where(is_seen_BnS, 0.0, HIDDEN)[:, None]
 
 
-def row_bias(tokens_BMnK: Tensor) -> Tensor:
-    """(B or 1, M, n, K): the log of the number of tokens that a row stands for outside of what the block sees."""
-    return ops.maximum(ops.log(tokens_outside(ops.stop_gradient(tokens_BMnK))), HIDDEN)
+def row_bias(mass_BMnK: Tensor) -> Tensor:
+    """(B or 1, M, n, K): the log of the mass of a row outside of what the block sees."""
+    return ops.maximum(ops.log(mass_outside(ops.stop_gradient(mass_BMnK))), HIDDEN)

@@ -541,21 +541,21 @@ class LinformerAttention(MultiHeadLayer):
     ) -> NearAndFar:
         """Keys and values of all tokens and of the rows, and what is added to their scores."""
         length = x_BNC.shape[1]
-        key_rows = value_rows = tokens_BMnK = None
+        key_rows = value_rows = mass_BMnK = None
         if projection is None:
             keys_BNF, values_BNF = self.key(x_BNC), self.value(x_BNC)
         else:
             keys_BNF, values_BNF, key_rows, value_rows, E = self._tokens_and_rows(projection, x_BNC, lengths_B)
             key_rows, value_rows = projection.finish(key_rows, value_rows)
             blocks = (self.window_length, tiling.blocks)
-            tokens_BMnK = projection.tokens_in_blocks(x_BNC, lengths_B, *blocks, skipped=self.global_tokens, E=E)
+            mass_BMnK = projection.mass_in_blocks(x_BNC, lengths_B, *blocks, skipped=self.global_tokens, E=E)
         real_B = torch.full((1,), length, device=x_BNC.device) if lengths_B is None else lengths_B
         return NearAndFar(
             near_tokens(keys_BNF, tiling),
             near_tokens(values_BNF, tiling),
             far_rows(keys_BNF, key_rows, self.global_tokens),
             far_rows(values_BNF, value_rows, self.global_tokens),
-            column_bias(tiling, real_B, tokens_BMnK, keys_BNF.dtype).expand(x_BNC.shape[0], -1, -1, -1),
+            column_bias(tiling, real_B, mass_BMnK, keys_BNF.dtype).expand(x_BNC.shape[0], -1, -1, -1),
         )
 
     def _tokens_and_rows(

@@ -42,7 +42,7 @@ def plain_window_attention(
 ) -> Tensor:
     """One softmax over all tokens, of which a query sees those in its window, and the K rows: (B, P, C).
 
-    To the score of a row is added the log of the number of tokens that it stands for and the query does not see.
+    To the score of a row is added the log of its mass outside of what the query sees.
     `position_P` are the queries, by default all tokens. There is no padding.
 
     >>> layer = LinformerAttention(16, 2, max_length=30, projected_length=4, window_length=5, global_tokens=1)
@@ -59,8 +59,8 @@ def plain_window_attention(
     if layer.projected_length:
         projection = layer.projection if projection is None else projection.cut(layer.projected_length)
         assert projection is not None
-        tokens_BMNK = projection.tokens_in_blocks(x_BNC, None, block=1, blocks=len(token_N))  # a block is one token
-        unseen_BMPK = (~is_seen_PN).to(tokens_BMNK.dtype) @ tokens_BMNK
+        mass_BMNK = projection.mass_in_blocks(x_BNC, None, block=1, blocks=len(token_N))  # a block is one token
+        unseen_BMPK = (~is_seen_PN).to(mass_BMNK.dtype) @ mass_BMNK
         of_rows_BHPK = for_every_head(layer, unseen_BMPK.log().expand(-1, layer.num_kv_heads, -1, -1))[0]
         bias_BHPX = torch.cat([bias_BHPX.expand(*of_rows_BHPK.shape[:3], -1), of_rows_BHPK], dim=-1)
         rows = projected_rows(layer, projection, x_BNC)

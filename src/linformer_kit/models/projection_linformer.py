@@ -164,7 +164,7 @@ class Projection(ProjectionFacts, nn.Module):
         """The number of rows that are multiplied by W_K and W_V."""
         return self.rows(length)
 
-    def tokens_in_blocks(
+    def mass_in_blocks(
         self,
         x_BNC: Tensor,
         lengths_B: Tensor | None,
@@ -173,14 +173,15 @@ class Projection(ProjectionFacts, nn.Module):
         skipped: int = 0,
         E: Tensor | None = None,
     ) -> Tensor:
-        """How many tokens each row stands for in each of n = `blocks` blocks of `block` tokens: (B or 1, 1 or G, n, K).
+        """How much of each row lies in each of n = `blocks` blocks of `block` tokens: (B or 1, 1 or G, n, K).
 
-        A layer with a window weights its rows by them (see `window_linformer.py`); they have no gradient. The first
-        `skipped` tokens are left out. `E` is that of the keys, (N, M, K) or (B, N, M, K), if it is known already.
+        For `mean` the number of tokens, for the others the share of the row. A layer with a window weights its rows by
+        what lies outside (see `window_linformer.py`). There is no gradient. The first `skipped` tokens are left out.
+        `E` is that of the keys, (N, M, K) or (B, N, M, K), if it is known already.
         """
         raise NotImplementedError(
-            f"projection={self.kind!r} does not tell which tokens its rows stand for, so it cannot have a window; "
-            "define `tokens_in_blocks` in its class, or use window_length=0"
+            f"projection={self.kind!r} does not tell where its rows come from, so it cannot have a window; "
+            "define `mass_in_blocks` in its class, or use window_length=0"
         )
 
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
@@ -290,7 +291,7 @@ class DenseProjection(Projection):
         """E and F for these tokens."""
         raise NotImplementedError
 
-    def tokens_in_blocks(
+    def mass_in_blocks(
         self,
         x_BNC: Tensor,
         lengths_B: Tensor | None,
@@ -299,7 +300,7 @@ class DenseProjection(Projection):
         skipped: int = 0,
         E: Tensor | None = None,
     ) -> Tensor:
-        """A row stands for N / K tokens, divided among the positions in proportion to the size of E there."""
+        """The sum of the absolute values of a column of E in the block, relative to that of the whole column."""
         length = x_BNC.shape[1]
         if E is None:
             E = self.matrices_for(x_BNC, lengths_B).part(self.key_slice()).E
@@ -312,11 +313,11 @@ class DenseProjection(Projection):
         if lengths_B is not None or skipped:
             size_BNMK = size_BNMK.masked_fill(~is_counted_BN[..., None, None], 0)
         size_BNF = nn.functional.pad(size_BNMK.flatten(2), (0, 0, 0, blocks * block - length))
-        tokens_BnMK = split_windows(size_BNF, block).sum(dim=2).unflatten(-1, E.shape[-2:])
-        return (tokens_BnMK * self._tokens_per_size(length, lengths_B)).transpose(1, 2)
+        size_BnMK = split_windows(size_BNF, block).sum(dim=2).unflatten(-1, E.shape[-2:])
+        return (size_BnMK / self._column_size()).transpose(1, 2)
 
-    def _tokens_per_size(self, length: int, lengths_B: Tensor | None) -> Tensor:
-        """N / K over the sum of a column of E: (1 or B, 1, 1 or M, 1 or K)."""
+    def _column_size(self) -> Tensor | float:
+        """The sum of the absolute values of each column of E for keys, (M, K), or of any column."""
         raise NotImplementedError
 
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
@@ -382,10 +383,10 @@ class LinearProjection(DenseProjection, kind="linear"):
         length = x_BNC.shape[1]
         return Matrices(self.weight[:length], self._column_scale(length, lengths_B) if self.rescale else None)
 
-    def _tokens_per_size(self, length: int, lengths_B: Tensor | None) -> Tensor:
-        # of all rows of E: columns that belong to tokens beyond a short input stand for few of its tokens
+    def _column_size(self) -> Tensor:
+        # of all rows of E: a column that belongs to tokens beyond a short input counts little
         sums_MK = at_least_float32(self.weight[:, self.key_slice()].detach()).abs().sum(dim=0)
-        return self.weight.shape[0] / self.projected_length / sums_MK.clamp(min=torch.finfo(sums_MK.dtype).tiny)
+        return sums_MK.clamp(min=torch.finfo(sums_MK.dtype).tiny)
 
     def _column_scale(self, length: int, lengths_B: Tensor | None) -> Tensor:
         """‖E[:, j]‖ / ‖E[real rows, j]‖: gives the keys of short inputs the norm of those of full inputs."""
@@ -472,22 +473,21 @@ class DynamicProjection(DenseProjection, kind="dynamic"):
         E_BNMK = logits_BNF.softmax(dim=1).unflatten(-1, (self.matrices, self.projected_length))
         return Matrices(E_BNMK.to(x_BNC.dtype), None)
 
-    def _tokens_per_size(self, length: int, lengths_B: Tensor | None) -> Tensor:
-        real_B = torch.full((1,), length, device=self.weight.device) if lengths_B is None else lengths_B
-        return real_B[:, None, None, None] / self.projected_length
+    def _column_size(self) -> float:
+        return 1.0  # a softmax
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.weight.shape[0]}, projected_length={self.projected_length}, matrices={self.matrices}"
 
 
 class SegmentProjection(Projection):
-    """Each row stands for the tokens of one segment."""
+    """Each row is made from the tokens of one segment."""
 
     def segments(self, length: int, lengths_B: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
         """The first token of each segment and the one after its last, (B, K) or (1, K); segments may be empty."""
         raise NotImplementedError
 
-    def tokens_in_blocks(
+    def mass_in_blocks(
         self,
         x_BNC: Tensor,
         lengths_B: Tensor | None,
@@ -496,12 +496,20 @@ class SegmentProjection(Projection):
         skipped: int = 0,
         E: Tensor | None = None,
     ) -> Tensor:
-        """The number of tokens that a segment and a block have in common."""
+        """The share of a segment that lies in a block."""
+        tokens_BnK, segment_B1K = self._tokens_in_common(x_BNC, lengths_B, block, blocks, skipped)
+        return (tokens_BnK / segment_B1K.clamp(min=1))[:, None]
+
+    def _tokens_in_common(
+        self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, blocks: int, skipped: int
+    ) -> tuple[Tensor, Tensor]:
+        """The number of tokens that each block and each segment have in common, (B, n, K), and that of the segment."""
         first_BK, after_BK = self.segments(x_BNC.shape[1], lengths_B, x_BNC.device)
         start_n1 = torch.arange(blocks, device=x_BNC.device)[:, None] * block
         first_BnK = first_BK[:, None].maximum(start_n1.clamp(min=skipped))
         after_BnK = after_BK[:, None].minimum(start_n1 + block)
-        return (after_BnK - first_BnK).clamp(min=0)[:, None].to(torch.float32)
+        tokens_BnK = (after_BnK - first_BnK).clamp(min=0).to(torch.promote_types(x_BNC.dtype, torch.float32))
+        return tokens_BnK, (after_BK - first_BK)[:, None]
 
 
 class KernelProjection(SegmentProjection):
@@ -710,6 +718,18 @@ class MeanProjection(PoolingProjection, kind="mean"):
     """The mean of each window."""
 
     matrix_depends_on = "length"
+
+    def mass_in_blocks(
+        self,
+        x_BNC: Tensor,
+        lengths_B: Tensor | None,
+        block: int,
+        blocks: int,
+        skipped: int = 0,
+        E: Tensor | None = None,
+    ) -> Tensor:
+        """The number of tokens: without weights to train, a row approximates exact attention to each of them."""
+        return self._tokens_in_common(x_BNC, lengths_B, block, blocks, skipped)[0][:, None]
 
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
         identity_1NN = torch.eye(x_1NC.shape[1], device=x_1NC.device)[None]

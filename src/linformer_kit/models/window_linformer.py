@@ -1,10 +1,11 @@
 """Near and far: the tokens around a query, exactly, beside the K rows for the rest of the input, in one softmax.
 
-    out_i = softmax([Q_i keys_W(i)ᵀ / √D, Q_i keys_Kᵀ / √D + log tokens_i]) [values_W(i); values_K]
+    out_i = softmax([Q_i keys_W(i)ᵀ / √D, Q_i keys_Kᵀ / √D + log mass_i]) [values_W(i); values_K]
 
 The window W(i) holds the tokens of the block of token i and of the blocks on either side, each of `window_length`
-tokens, and the first `global_tokens` tokens. `tokens_i` is, for each row, the number of tokens outside of W(i) that it
-stands for. An input that fits into the window therefore has ordinary full attention.
+tokens, and the first `global_tokens` tokens. `mass_i` says, for each row, how much of it lies outside of W(i): the
+number of tokens for `mean`, the share of the row for other projections. A row of which nothing lies outside takes no
+part, so an input that fits into the window has ordinary full attention.
 
 Queries are processed in tiles of one block, or of several if blocks are short: the products need some size to be fast.
 
@@ -107,18 +108,18 @@ def all_tiles(x_BT: Tensor) -> Tensor:
     return x_BT[example_X, number_X - example_X * tiles]
 
 
-def tokens_outside(tokens_BMnK: Tensor) -> Tensor:
-    """From the number of tokens of each row in each block, that in all blocks but the block itself and its neighbors.
+def mass_outside(mass_BMnK: Tensor) -> Tensor:
+    """From the mass of each row in each block, that in all blocks but the block itself and its neighbors.
 
     Sums of what is outside, not differences, so that they are exactly zero if there is nothing.
     """
-    blocks, padded = tokens_BMnK.shape[2], nn.functional.pad(tokens_BMnK, (0, 0, 2, 2))
+    blocks, padded = mass_BMnK.shape[2], nn.functional.pad(mass_BMnK, (0, 0, 2, 2))
     before, after = padded.cumsum(dim=2)[:, :, :blocks], padded.flip(2).cumsum(dim=2).flip(2)[:, :, 4:]
     return before + after
 
 
-def column_bias(tiling: Tiling, lengths_B: Tensor, tokens_BMnK: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """(B, M, n, S): 0 for a token that the block sees, the log of the number of tokens for a row, hidden otherwise.
+def column_bias(tiling: Tiling, lengths_B: Tensor, mass_BMnK: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """(B, M, n, S): 0 for a token that the block sees, the log of the mass outside for a row, hidden otherwise.
 
     Hidden columns have the lowest score and not minus infinity: padding may see nothing, and an empty softmax is nan.
     """
@@ -133,10 +134,10 @@ def column_bias(tiling: Tiling, lengths_B: Tensor, tokens_BMnK: Tensor | None, d
     position_nS = torch.cat([near_nS, global_nS], dim=1)
     is_seen_BnS = is_close_nS & (position_nS >= 0) & (position_nS < lengths_B[:, None, None])
     bias_B1nS = torch.zeros_like(is_seen_BnS, dtype=dtype).masked_fill(~is_seen_BnS, hidden)[:, None]
-    if tokens_BMnK is None:
+    if mass_BMnK is None:
         return bias_B1nS
-    tokens_BMnK = tokens_BMnK.to(torch.promote_types(dtype, torch.float32))
-    of_rows_BMnK = tokens_outside(tokens_BMnK).log().to(dtype).clamp(min=hidden)
+    mass_BMnK = mass_BMnK.to(torch.promote_types(dtype, torch.float32))
+    of_rows_BMnK = mass_outside(mass_BMnK).log().to(dtype).clamp(min=hidden)
     batch, matrices = max(bias_B1nS.shape[0], of_rows_BMnK.shape[0]), of_rows_BMnK.shape[1]
     return torch.cat([part.expand(batch, matrices, -1, -1) for part in (bias_B1nS, of_rows_BMnK)], dim=-1)
 
