@@ -39,6 +39,7 @@ from linformer_kit.training.config import (
     TokenizerConfig,
     config_to_dict,
     load_config,
+    model_settings,
     resolve_model_config,
     shipped_configs,
     to_yaml,
@@ -830,6 +831,12 @@ def test_a_model_with_full_attention_continues_with_a_window():
     changed, short, long = convert_attention(model, changes).eval(), torch.arange(16)[None], torch.arange(17)[None]
     torch.testing.assert_close(changed(short).logits, model(short).logits, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(changed(long).logits, model(long).logits, rtol=1e-4, atol=1e-5)
+    # and back, also from a window without rows
+    only = convert_attention(model, {"projection": "mean", "window_length": 8, "projected_length": 0})
+    full = model_settings({"from": "somewhere", "attention": "full"})
+    for windowed in (changed, only):
+        torch.testing.assert_close(convert_attention(windowed, full).eval()(long).logits, model(long).logits)
+    assert convert_attention(changed, {"window_length": 0}).config.global_tokens == 0
 
 
 def test_full_attention_drops_the_window_of_a_configuration():

@@ -102,9 +102,9 @@ class TestReference:
             rows = expected.shape[2] - length
             on_rows = ours[:, :, near + global_tokens :]
             assert_close(torch.cat([on_tokens, on_rows[..., :rows]], dim=-1), expected, rtol=1e-9, atol=1e-11)
-            if mask is None:
-                drawn = weights_on_tokens(weights, window, global_tokens)[example]
-                assert_close(drawn, torch.cat([on_rows, on_tokens], dim=-1))
+            drawn = weights_on_tokens(weights, window, global_tokens, mask)[example][:, real]
+            assert_close(drawn[..., : on_rows.shape[-1]], on_rows)
+            assert_close(drawn[..., on_rows.shape[-1] :][..., real], on_tokens)
             assert (on_rows[..., rows:] < 1e-30).all()  # rows of padding in shorter examples
 
     def test_the_gradients_are_those_of_the_equation(self, case, projection, rows):
@@ -376,8 +376,30 @@ def test_options_without_a_meaning_are_refused(options, message):
             build_one()
 
 
+def test_all_parameters_have_a_gradient_for_short_inputs_too():
+    """Distributed training stops at parameters without one."""
+    layer, _ = build("linear", window_length=6)
+    layer(torch.randn(1, 9, 12)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+def test_torch_func_computes_the_gradient():
+    layer, _ = build("mean")
+    x = torch.randn(2, 9, 12, requires_grad=True)
+
+    def loss(x):
+        return layer(x).square().sum()
+
+    assert_close(torch.func.grad(loss)(x.detach()), torch.autograd.grad(loss(x), x)[0])
+    assert "window_length=3, global_tokens=0" in repr(layer)
+
+
 def test_a_window_is_only_for_self_attention():
     layer, _ = build()
+    with pytest.raises(ValueError, match="context_length is 5"):
+        layer.plan(9, context_length=5)
+    with pytest.raises(ValueError, match="context_dim=7 with window_length=4"):
+        LinformerAttention(12, 2, window_length=4, context_dim=7)
     x = torch.randn(1, 9, 12)
     for call in (lambda: layer(x, x), lambda: layer(x, value=x), lambda: layer.project(x)):
         with pytest.raises(ValueError, match="a window holds the tokens around a query"):

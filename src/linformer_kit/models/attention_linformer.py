@@ -39,6 +39,8 @@ QUERY_CHUNK = 1024
 EXPORT_LENGTH = 2**20
 
 FULL_ATTENTION = NoProjection()
+# beside a window, features first must save more than this part of the multiply-adds: 1 / 20
+FEATURES_FIRST_SAVES = 20
 
 KeyOrder = Literal["sequence first", "features first"]
 QueryOrder = Literal["per head", "folded"]
@@ -154,6 +156,16 @@ class LinformerAttention(MultiHeadLayer):
     >>> output, weights = attention(x, need_weights=True)
     >>> weights.shape
     torch.Size([2, 4, 1000, 32])
+
+    - `window_length`: each token also attends exactly to the tokens of its block of `window_length` tokens and of the
+      blocks on either side, in one softmax with the K rows (see `window_linformer.py`); 0 for none. It is for
+      self-attention; `projected_length` may then be 0, a window only.
+    - `global_tokens`: all tokens also attend exactly to the first `global_tokens` tokens.
+
+    >>> attention = LinformerAttention(64, 4, max_length=1024, projected_length=32, window_length=50, global_tokens=1)
+    >>> output, weights = attention(x, need_weights=True)
+    >>> weights.shape  # 3 blocks, 1 global token, 32 rows
+    torch.Size([2, 4, 1000, 183])
     """
 
     @checked_options
@@ -177,6 +189,11 @@ class LinformerAttention(MultiHeadLayer):
     ):
         kind = Projection.kinds[choice("projection", projection, Projection.kinds)]
         check_window(kind, projected_length, window_length, global_tokens)
+        if window_length and context_dim not in (None, embed_dim):
+            raise ValueError(
+                f"context_dim={context_dim} with window_length={window_length}, but a window is for self-attention; "
+                "drop one of them"
+            )
         super().__init__(
             embed_dim,
             num_heads,
@@ -238,7 +255,9 @@ class LinformerAttention(MultiHeadLayer):
         - `mask` (B, N) is True at the real tokens of the context. The output of an example without real tokens is b_O.
         - `projection` replaces the projection of the layer in this call. It has the same number of rows, or more,
           which are cut to `projected_length` (see `Projection.cut`). With `sharing="layerwise"` it is required.
-        - `need_weights` also returns the (B, H, L, K) attention weights.
+        - `need_weights` also returns the (B, H, L, K) attention weights. With a window of w they are (B, H, L, 3w +
+          global_tokens + K): real token i has weights on the 3w real tokens from (i // w - 1) · w on, on the global
+          tokens outside of these, and on the rows.
         - `fused=False` computes the softmax in separate steps, which stores the weights.
         """
         check_features("x", x, self.embed_dim, self._like(x))
@@ -354,6 +373,11 @@ class LinformerAttention(MultiHeadLayer):
         """
         length, batch = positive_integer("length", length), positive_integer("batch", batch)
         if self.window_length:
+            if context_length not in (None, length):
+                raise ValueError(
+                    f"context_length is {context_length} in a layer with window_length={self.window_length}, which is "
+                    f"for self-attention: its context are the {length} tokens themselves; drop context_length"
+                )
             return self._plan_with_window(length, batch, projection)
         context_length = length if context_length is None else positive_integer("context_length", context_length)
         projection = self._projection(projection)
@@ -366,16 +390,15 @@ class LinformerAttention(MultiHeadLayer):
         return Plan(keys, queries, batch * cost)
 
     def _plan_with_window(self, length: int, batch: int, given: Projection | None) -> Plan:
-        """`plan` of a layer with a window: queries are always per head."""
+        """`plan` of a layer with a window; an input that fits into it has full attention if no gradient is needed."""
         projection, features = self._rows_projection(given, length), self.num_kv_heads * self.head_dim
-        keys: KeyOrder = "features first"
         if self._fits_into_window(length):
-            keys = "sequence first"
-            cost = key_costs(FULL_ATTENTION, length, self.embed_dim, features)[keys]
+            cost = key_costs(FULL_ATTENTION, length, self.embed_dim, features)["sequence first"]
             sizes = (length, length, self.embed_dim, self.num_heads, self.head_dim)
             queries = self._query_order(length, length)
-            return Plan(keys, queries, batch * (cost + query_costs(*sizes)[queries]))
+            return Plan("sequence first", queries, batch * (cost + query_costs(*sizes)[queries]))
         tiling, rows = Tiling.of(length, self.window_length, self.global_tokens), 0
+        keys: KeyOrder = "features first"
         cost = 2 * length * self.embed_dim * features
         if projection is not None:
             keys, rows = self._key_order(projection, length), projection.rows(length)
@@ -391,7 +414,7 @@ class LinformerAttention(MultiHeadLayer):
             return next(iter(costs))  # the one that calls the linear layers
         if window and "features first" in costs and len(costs) == 2:
             # its products are smaller and slower: a few multiply-adds less are not worth it
-            costs["features first"] += costs["features first"] // 20
+            costs["features first"] += costs["features first"] // FEATURES_FIRST_SAVES
         return cheapest(costs)
 
     def _query_order(self, queries: int, rows: int) -> QueryOrder:
@@ -521,7 +544,8 @@ class LinformerAttention(MultiHeadLayer):
             x_BNC, lengths_B, place_BN = real_tokens_first(x_BNC, boolean_mask("mask", mask, x_BNC))
         elif not is_static(length):
             lengths_B = x_BNC.new_full(x_BNC.shape[:1], length, dtype=torch.long)
-        if self._fits_into_window(length) and not need_weights:
+        # with gradients, E takes part: parameters without a gradient would stop distributed training
+        if self._fits_into_window(length) and not need_weights and not torch.is_grad_enabled():
             context = self._keys_values(FULL_ATTENTION, x_BNC, None, lengths_B)
             output_BNC, weights = self.attend(x_BNC, context, fused=fused)
         else:
@@ -608,7 +632,8 @@ class LinformerAttention(MultiHeadLayer):
             return heads if is_empty is None else heads.masked_fill(is_empty[:, None, None], 0), weights
 
         is_empty_B = None if lengths_B is None else lengths_B == 0
-        if need_weights or torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_static(length):
+        is_whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_static(length)
+        if is_whole or need_weights or x_BNC.shape[0] * length <= QUERY_CHUNK:
             heads_BNF, weights = attend(x_BNC, context, is_empty_B, tiling.tiles)
             return self.output(heads_BNF), None if weights is None else first_tokens(weights, length)
         output_BNC = context.near_values_BPF.new_empty(*x_BNC.shape[:2], self.embed_dim)
@@ -619,3 +644,7 @@ class LinformerAttention(MultiHeadLayer):
             heads, _ = attend(x_BNC[examples, rows], piece, is_empty, tiles.stop - tiles.start)
             linear_into(output_BNC[examples, rows], self.output, heads)
         return output_BNC, None
+
+    def extra_repr(self) -> str:
+        window = f", window_length={self.window_length}, global_tokens={self.global_tokens}"
+        return super().extra_repr() + (window if self.window_length else "")

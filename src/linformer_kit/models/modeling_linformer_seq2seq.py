@@ -60,6 +60,11 @@ def encoder_config(config: LinformerConfig) -> LinformerConfig:
 
 def decoder_config(config: LinformerConfig) -> LinformerConfig:
     """The configuration of the decoder."""
+    if config.projected_lengths[-1] == 0:
+        raise ValueError(
+            f"projected_length is {config.projected_length}, but the decoder attends to as many rows as the last "
+            "encoder layer has, and cross-attention has no window; set projected_length of the last layer to at least 1"
+        )
     changes = {
         "is_decoder": True,
         "add_cross_attention": True,

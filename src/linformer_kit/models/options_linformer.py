@@ -244,7 +244,7 @@ def check_window(
                 f"global_tokens={global_tokens} with window_length=0, but without a window no token is seen exactly; "
                 "set window_length, or global_tokens=0"
             )
-        if projected_length == 0:
+        if projected_length == 0 and not isinstance(projected_length, bool):
             raise ValueError(
                 f"{rows_name} is 0, which only layers with a window can have; set {rows_name} to at least 1, or "
                 "window_length"
@@ -256,8 +256,8 @@ def check_window(
             f"window_length={window_length} with projection={kind.kind!r}, which sees every token exactly already; "
             f"set window_length=0, or projection={list_names(kind.kind_names('can_have_window'))}"
         )
-    if projected_length != 0:
-        positive_integer(rows_name, projected_length)
+    if isinstance(projected_length, bool) or not isinstance(projected_length, Integral) or projected_length < 0:
+        raise ValueError(f"{rows_name} is {projected_length!r}; beside a window it must be an integer of at least 0")
 
 
 def check_local_width(width: int) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .multihead_linformer import softmax_attention
-from .projection_linformer import at_least_float32, is_static, split_windows, windows
+from .projection_linformer import at_least_float32, is_static, real_tokens_first, split_windows, windows
 from .reversible_linformer import AutocastState, RandomState, can_recompute
 
 # tokens per tile, at least, if blocks are shorter
@@ -32,7 +32,7 @@ QUERY_CHUNK = 512
 
 
 class Tiling(NamedTuple):
-    """How the tokens are divided: `blocks` of `window` tokens, and tiles of `blocks_per_tile` blocks."""
+    """How the tokens are divided: into blocks of `window` tokens, and `tiles` of `blocks_per_tile` blocks."""
 
     window: int
     global_tokens: int
@@ -164,10 +164,10 @@ def add_columns(near_BPF: Tensor, far_BRF: Tensor, columns_BTSF: Tensor, tiling:
     far_BRF += far.sum(dim=1, dtype=far_BRF.dtype)
 
 
-def weights_on_tokens(weights_BHNS: Tensor, window: int, global_tokens: int) -> Tensor:
+def weights_on_tokens(weights_BHNS: Tensor, window: int, global_tokens: int, mask_BN: Tensor | None = None) -> Tensor:
     """(B, H, N, S) weights of a layer with a window to (B, H, N, K + N): on the rows, then on the tokens.
 
-    N × N, for plots and comparisons; a token has its rank among the real tokens.
+    N × N, for plots and comparisons.
 
     >>> from linformer_kit import LinformerAttention
     >>> layer = LinformerAttention(16, 2, max_length=40, projected_length=4, window_length=5)
@@ -175,16 +175,22 @@ def weights_on_tokens(weights_BHNS: Tensor, window: int, global_tokens: int) -> 
     >>> weights.shape, weights_on_tokens(weights, 5, 0).shape
     (torch.Size([1, 2, 40, 19]), torch.Size([1, 2, 40, 44]))
     """
-    length, near = weights_BHNS.shape[2], 3 * window
-    position_N1 = torch.arange(length, device=weights_BHNS.device)[:, None]
-    near_NS = (position_N1 // window - 1) * window + torch.arange(near, device=weights_BHNS.device)
-    global_NS = torch.arange(global_tokens, device=weights_BHNS.device).expand(length, -1)
-    token_NS = torch.cat([near_NS, global_NS], dim=1)
-    is_token_NS = (token_NS >= 0) & (token_NS < length)
-    on_seen, on_rows = weights_BHNS.split([near + global_tokens, weights_BHNS.shape[3] - near - global_tokens], dim=-1)
-    on_tokens = weights_BHNS.new_zeros(*weights_BHNS.shape[:3], length)
-    place = token_NS.clamp(0, length - 1).expand(*weights_BHNS.shape[:2], -1, -1)
-    return torch.cat([on_rows, on_tokens.scatter_add(-1, place, on_seen * is_token_NS)], dim=-1)
+    batch, heads, length, columns = weights_BHNS.shape
+    if mask_BN is None:
+        mask_BN = torch.ones(batch, length, dtype=torch.bool, device=weights_BHNS.device)
+    rank_BN = real_tokens_first(mask_BN[..., None].float(), mask_BN)[2]
+    near_BNS = (rank_BN[..., None] // window - 1) * window + torch.arange(3 * window, device=mask_BN.device)
+    global_BNS = torch.arange(global_tokens, device=mask_BN.device).expand(batch, length, -1)
+    token_BNS = torch.cat([near_BNS, global_BNS], dim=-1)
+    is_token_BNS = (token_BNS >= 0) & (token_BNS < mask_BN.sum(dim=1)[:, None, None])
+    seen = token_BNS.shape[-1]
+    on_seen, on_rows = weights_BHNS.split([seen, columns - seen], dim=-1)
+    # where the token of each rank stands
+    place_BNS = rank_BN.argsort(dim=1)[:, None].expand(-1, length, -1).gather(-1, token_BNS.clamp(0, length - 1))
+    on_tokens = weights_BHNS.new_zeros(batch, heads, length, length).scatter_add(
+        -1, place_BNS[:, None].expand(-1, heads, -1, -1), on_seen * is_token_BNS[:, None]
+    )
+    return torch.cat([on_rows, on_tokens], dim=-1)
 
 
 class WindowAttention(NamedTuple):
@@ -198,7 +204,8 @@ class WindowAttention(NamedTuple):
 
     def __call__(self, query_BNF: Tensor, context: NearAndFar) -> Tensor:
         """(B, N, H·D) queries, filled up to whole tiles, to (B, N, H·D) heads."""
-        if can_recompute() and self.fused:
+        # transformations of torch.func cannot see into the recomputation
+        if can_recompute() and self.fused and not torch._C._are_functorch_transforms_active():
             return _InChunks.apply(self, query_BNF, *context)
         return self.whole(query_BNF, context)[0]
 

@@ -107,7 +107,8 @@ def recorded_weights(module: nn.Module) -> Iterator[list[tuple[str, MultiHeadLay
             output, weights, *cache = function(*arguments.args, **arguments.kwargs)
             drawn = weights
             if isinstance(layer, LinformerAttention) and layer.window_length:
-                drawn = weights_on_tokens(weights, layer.window_length, layer.global_tokens)
+                mask = arguments.arguments["mask"]
+                drawn = weights_on_tokens(weights, layer.window_length, layer.global_tokens, mask)
             records.append((name, layer, drawn))
             return output, weights if is_requested else None, *cache
 

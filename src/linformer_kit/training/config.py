@@ -383,7 +383,7 @@ def model_settings(model: dict[str, Any]) -> dict[str, Any]:
         del settings["projected_length"]
     # without E there is nothing to share or to rescale, and every token is in the window
     full = {"projection": "none", "decoder_attention": "full", "sharing": "headwise", "rescale": False}
-    return settings | full | {name: 0 for name in ("window_length", "global_tokens") if name in settings}
+    return settings | full | {"window_length": 0, "global_tokens": 0}
 
 
 def resolve_model_config(model: dict[str, Any]) -> "LinformerConfig":
@@ -412,6 +412,11 @@ def check_combinations(config: RunConfig) -> None:
         raise UserError("training.epochs and training.steps are both set; remove one of them, or set it to null")
     if config.model.get("reversible"):
         check_not_checkpointing(config)
+    if config.task == "causal-lm" and config.model.get("window_length") and config.model.get("attention") != "full":
+        raise UserError(
+            f"model.window_length is {config.model['window_length']}, but a causal model sees the tokens of its own "
+            "block exactly already; set model.block_length instead"
+        )
     sizes = [f"decoder_{name}" for name in ("hidden_size", "num_attention_heads", "intermediate_size")]
     if config.task not in ("translation", "denoising") and (unused := [name for name in sizes if name in config.model]):
         raise UserError(

@@ -97,6 +97,10 @@ def convert_attention(model: PreTrainedModel, changes: dict[str, Any]) -> PreTra
 
     For example, a model with full attention, trained on short inputs, becomes a Linformer for long ones.
     """
+    if changes.get("window_length") == 0:  # what needs a window goes with it
+        changes = {"global_tokens": 0, **changes}
+        if 0 in model.config.projected_lengths:
+            changes = {"projected_length": LinformerConfig.projected_length, **changes}
     length = changes.get("max_position_embeddings", model.config.max_position_embeddings)
     if length != model.config.max_position_embeddings:
         model.resize_position_embeddings(length)
