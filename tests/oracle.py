@@ -45,13 +45,13 @@ def affine(linear):
     return reference.Affine(numpy(linear.weight), numpy(linear.bias))
 
 
-def rows_function(projection, matrix, projected_length, functions=reference.ROWS):
+def rows_function(projection, matrix, projected_length, functions=None):
     """The reference of one matrix (E or F, of one head or all) of a projection, cut to `projected_length` rows."""
     weight = numpy(getattr(projection, "weight", None))
     if projection.kind in reference.CUTS:
         weight = reference.CUTS[projection.kind](weight, projected_length)
     return partial(
-        functions[projection.kind],
+        (functions or reference.ROWS)[projection.kind],  # looked up now: tests add kinds
         weight=weight,
         matrix=matrix,
         projected_length=projected_length,

@@ -155,7 +155,7 @@ def test_learned_positions_limit_a_causal_model_and_sinusoidal_ones_do_not():
             {"projected_length": [4]},
             "projected_length has 1 numbers but num_hidden_layers is 2; pass one number, or one per layer",
         ),
-        ({"projected_length": 0}, "projected_length is 0; it must be an integer of at least 1"),
+        ({"projected_length": 0}, "projected_length is 0, which only layers with a window can have"),
         (
             {"projected_length": [4, 5], "sharing": "layerwise", "projection": "conv"},
             "cannot use a part of a shared one; pass one number, use sharing='kv', or projection='linear'",

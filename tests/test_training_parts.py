@@ -132,7 +132,7 @@ def test_yaml_numbers_have_their_types(text, value):
         ("seed=5000000000", "seed is 5000000000; it must be at least 0 and less than 4 billion"),
         (f"training.learning_rate=1{'0' * 400}", "; allowed: a number"),
         ("data.encoding=hex", "data.encoding is 'hex', which Python does not know"),
-        ("model.projected_length=0", "model: projected_length is 0; it must be an integer of at least 1"),
+        ("model.projected_length=0", "model: projected_length is 0, which only layers with a window can have"),
         ("training.warmup=1", "training.warmup is 1.0; it must be at least 0 and less than 1"),
         ("training.learning_rate=-1", "training.learning_rate is -1.0; it must be larger than 0"),
         ("training.learning_rate=.nan", "training.learning_rate is the number nan; allowed: a number"),
