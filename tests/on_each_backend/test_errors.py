@@ -17,7 +17,7 @@ IDS = np.random.default_rng(0).integers(1, 30, (4, 20))
     [
         ({"projection_dim": 0}, "projection_dim is 0, which only layers with a window can have; set projection_dim"),
         ({"projection_dim": -1}, "projection_dim is -1; it must be an integer of at least 1"),
-        ({"projection_dim": -1, "window_length": 4}, "projection_dim is -1; beside a window it must be an integer of at"),
+        ({"projection_dim": -1, "window_length": 4}, "projection_dim is -1; beside a window it must be an integer"),
         ({"window_length": -1}, "window_length is -1; it must be an integer of at least 0"),
         ({"window_length": True}, "window_length is True"),
         ({"window_length": 4, "global_tokens": 1.5}, "global_tokens is 1.5; it must be an integer of at least 0"),
