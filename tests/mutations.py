@@ -789,7 +789,7 @@ MUTATIONS = [
     Mutation(
         "rows count for global tokens, too",
         "models/projection_linformer.py",
-        "first_BnK = first_BK[:, None].maximum(start_n1.clamp(min=skipped))",
+        "first_BnK = first_BK[:, None].maximum(start_n1.clamp(min=blocks.skipped))",
         "first_BnK = first_BK[:, None].maximum(start_n1)",
         WINDOW,
         "reference or stand",

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerConfig, LinformerEncoder
 from linformer_kit.models import window_linformer
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM
-from linformer_kit.models.projection_linformer import Projection
+from linformer_kit.models.projection_linformer import Blocks, Projection
 from linformer_kit.models.window_linformer import Tiling, mass_outside, weights_on_tokens
 
 WINDOWED = [pair for pair in COMBINATIONS if pair[0] != "none"]
@@ -194,13 +194,13 @@ def test_rows_of_means_stand_for_the_tokens_outside_of_the_window():
     projection = Projection.make(
         "mean", embed_dim=1, max_length=12, projected_length=4, sharing="kv", num_kv_heads=1, rescale=False
     )
-    mass = projection.mass_in_blocks(torch.zeros(1, 12, 1), None, 2, 6)
+    mass = projection.mass_in_blocks(torch.zeros(1, 12, 1), None, Blocks(6, 2))
     outside = mass_outside(mass)[0, 0]
     assert outside[0].tolist() == [0, 2, 3, 3]
     assert outside[2].tolist() == [2, 0, 1, 3]
     assert mass.sum() == 12
     # without the first token, which all queries see
-    skipped = projection.mass_in_blocks(torch.zeros(1, 12, 1), None, 2, 6, skipped=1)
+    skipped = projection.mass_in_blocks(torch.zeros(1, 12, 1), None, Blocks(6, 2, skipped=1))
     assert mass_outside(skipped)[0, 0, 2].tolist() == [1, 0, 1, 3]
 
 
@@ -210,10 +210,10 @@ def test_the_mass_of_a_row_is_its_tokens_or_one(kind):
     options = {"embed_dim": 6, "max_length": 40, "projected_length": 8, "num_kv_heads": 2, "rescale": False}
     sharing = "none" if kind in Projection.kind_names("has_matrices") else "kv"
     projection = Projection.make(kind, sharing=sharing, head_dim=3, **options)
-    mass = projection.mass_in_blocks(torch.randn(2, 40, 6), None, 5, 8)
+    mass = projection.mass_in_blocks(torch.randn(2, 40, 6), None, Blocks(8, 5))
     assert_close(mass.sum(dim=2), torch.full_like(mass[:, :, 0], 5.0 if kind == "mean" else 1.0))
     assert not mass.requires_grad
-    padded = projection.mass_in_blocks(torch.randn(2, 40, 6), torch.tensor([40, 15]), 5, 8)
+    padded = projection.mass_in_blocks(torch.randn(2, 40, 6), torch.tensor([40, 15]), Blocks(8, 5))
     assert (padded[1:, :, 3:] == 0).all()
     if kind in ("linear", "affine"):
         assert (mass[0, 0] - torch.eye(8)).abs().max() < 0.3
@@ -230,7 +230,7 @@ def test_dropout_draws_the_same_numbers_in_the_backward_pass(sharing):
         return (layer(x) * upstream).sum()
 
     # a constant, as it is for gradients
-    layer.projection.mass_in_blocks = lambda *args, **_: torch.ones(1, 1, args[3], 4)
+    layer.projection.mass_in_blocks = lambda x, lengths, blocks, E: torch.ones(1, 1, blocks.number, 4)
     (gradient,) = torch.autograd.grad(loss(x.requires_grad_()), x)
     numeric = (loss(x + 1e-6 * direction) - loss(x - 1e-6 * direction)) / 2e-6
     assert_close((gradient * direction).sum(), numeric.detach(), rtol=1e-6, atol=1e-6)
@@ -425,4 +425,4 @@ def test_a_projection_that_does_not_know_its_mass_says_so(own_projections):
             self.projected_length = projected_length
 
     with pytest.raises(NotImplementedError, match="define `mass_in_blocks`"):
-        FirstTokens(3).mass_in_blocks(torch.zeros(1, 4, 2), None, 2, 2)
+        FirstTokens(3).mass_in_blocks(torch.zeros(1, 4, 2), None, Blocks(2, 2))

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 # the module that defines each public name
 _HOMES = {
     "LinformerAttention": "models.attention_linformer",
-    "Plan": "models.attention_linformer",
+    "Plan": "models.plan_linformer",
     "CausalLinformerAttention": "models.causal_linformer",
     "CausalCache": "models.causal_linformer",
     "LinformerEncoder": "models.encoder_linformer",
@@ -53,7 +53,6 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .convert.import_model import import_model as import_model
     from .convert.import_model import load_imported as load_imported
     from .models.attention_linformer import LinformerAttention as LinformerAttention
-    from .models.attention_linformer import Plan as Plan
     from .models.cache_linformer import LinformerCache as LinformerCache
     from .models.causal_linformer import CausalCache as CausalCache
     from .models.causal_linformer import CausalLinformerAttention as CausalLinformerAttention
@@ -69,6 +68,7 @@ if TYPE_CHECKING:  # for type checkers and editors
         LinformerForConditionalGeneration as LinformerForConditionalGeneration,
     )
     from .models.modeling_linformer_seq2seq import LinformerSeq2SeqModel as LinformerSeq2SeqModel
+    from .models.plan_linformer import Plan as Plan
     from .models.projection_linformer import make_projection as make_projection
     from .plots.heads import plot_heads as plot_heads
 

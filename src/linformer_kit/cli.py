@@ -332,6 +332,8 @@ def benchmark(
 
         from .bench.prediction_time import Experiment, measure, show
 
+        if projection_dim == 0 and window_length == 0:
+            raise UserError("--projection-dim is 0, which needs a window; add --window-length, or pass at least 1")
         sizes = (sequence_length, batch_size, embedding_dim, projection_dim, num_heads, hidden_dim)
         found = measure(
             Experiment(*sizes, projection.value, sharing.value, backend.value, device, window_length),

@@ -204,7 +204,7 @@ def attend_to_rows(
     for rows, biases in ((keys, layer.key_bias), (values, layer.value_bias)):
         for number, bias in enumerate([*biases[kv_head]] * blocks if biases else []):
             rows[number] = rows[number] + bias
-    with np.errstate(divide="ignore"):  # a row that counts for nothing has no weight
+    with np.errstate(divide="ignore"):  # log(0): the weight is zero
         weights = softmax(np.array([query @ key for key in keys]) / np.sqrt(layer.head_dim) + np.log(counts))
     return sum(
         (weight * value for weight, value in zip(weights, values, strict=True)), np.zeros(layer.head_dim)

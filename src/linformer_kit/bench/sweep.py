@@ -26,6 +26,7 @@ from .point import (
     FULL_EAGER,
     LINFORMER,
     LINFORMER_PYTORCH,
+    LONGFORMER,
     OURS,
     TRAINING_SUBJECTS,
     Backend,
@@ -250,6 +251,11 @@ def check_windows(sweep: Sweep) -> None:
         raise UserError(
             f"window_lengths has {windows[0]}, but nothing in this sweep has a window; add one of {', '.join(found)} "
             "with the subject layer or encoder, or leave it out"
+        )
+    if odd := [length for length in windows if LONGFORMER in sweep.implementations and length % 2]:
+        raise UserError(
+            f"window_lengths has {odd[0]}, but {LONGFORMER} needs an even window, half of it on either side; use an "
+            f"even number, or leave out {LONGFORMER}"
         )
     if 0 in sweep.projected_lengths and not windows:
         raise UserError(

@@ -85,11 +85,11 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
       (a subclass of `keras.Model` creates one with `make_projection` and passes it to every call as
       `shared_projection`).
     - `max_length`: maximum length of the keys (default: the length of the first input).
-    - `window_length`: each token attends exactly to the block of so many tokens around it and to the blocks on either
-      side, in one softmax with the K rows, which stand for the rest; 0 for none. Self-attention only. The scores have
+    - `window_length`: length of the blocks of the window: in self-attention, each token attends exactly to its own
+      block of tokens and to the blocks on either side, in one softmax with the K rows; 0 for none. The scores have
       `3 * window_length + global_tokens + K` columns: column j < 3 * window_length of the i-th real token is the real
       token `(i // window_length - 1) * window_length + j`.
-    - `global_tokens`: and to the first so many tokens.
+    - `global_tokens`: number of tokens at the beginning that all tokens attend to exactly.
 
     All queries see the same keys. So `use_causal_mask` and `sliding_window` raise an error, as does an `attention_mask`
     that is not a padding mask. If padding is at the end, `lengths` (B,), the number of real tokens, is faster than a

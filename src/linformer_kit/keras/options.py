@@ -27,9 +27,9 @@ class Options:
     """The sizes and choices of a model.
 
     - `k`: projected length of keys and values; one number, or one per layer. `max_len`: maximum number of tokens.
-    - `window_length`: each token of an encoder attends exactly to the block of so many tokens around it and to the
-      blocks on either side, in one softmax with the `k` rows; 0 for none. `k` may then be 0. `global_tokens`: and to
-      the first so many tokens.
+    - `window_length`: length of the blocks of the window of an encoder: each token attends exactly to its own block of
+      tokens and to the blocks on either side, in one softmax with the `k` rows; 0 for none. With a window, `k` may be
+      0. `global_tokens`: number of tokens at the beginning that all tokens attend to exactly.
     - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (default `d_model / n_heads`), `n_layers`: the sizes.
     - `full_attn`: use full attention; everything else stays the same.
     - `projection`: "linear", "affine", "dynamic", "conv", "head_conv", "mean", "max" or "random". `sharing`: how E and

@@ -250,28 +250,26 @@ class DynamicProjection(DenseProjection, kind="dynamic"):
 
 
 class SegmentProjection(Projection):
-    """Each row stands for the tokens of one segment."""
+    """Each row is made from the tokens of one segment."""
+
+    counts_tokens: ClassVar[bool] = False  # as in PyTorch
 
     def segments(self, length: Any, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """The first token of each segment and the one after its last, (B or 1, K); empty: a row that is skipped."""
         raise NotImplementedError
 
     def mass_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
-        """The share of a segment that lies in a block."""
-        tokens_BnK, segment_B1K = self._tokens_in_common(x_BNC, lengths_B, block, skipped)
-        return (tokens_BnK / ops.maximum(segment_B1K, 1))[:, None]
-
-    def _tokens_in_common(
-        self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int
-    ) -> tuple[Tensor, Tensor]:
-        """The number of tokens that each block and each segment have in common, (B, n, K), and that of the segment."""
+        """The number of tokens that each segment and each block have in common, or their share of the segment."""
         length = ops.shape(x_BNC)[1]
         first_BK, after_BK = self.segments(length, lengths_B)
         start_n1 = ops.arange(ceil_div(length, block), dtype="int32")[:, None] * block
         first_BnK = ops.maximum(first_BK[:, None], ops.maximum(start_n1, skipped))
         after_BnK = ops.minimum(after_BK[:, None], start_n1 + block)
-        tokens_BnK, segment_B1K = ops.maximum(after_BnK - first_BnK, 0), (after_BK - first_BK)[:, None]
-        return ops.cast(tokens_BnK, "float32"), ops.cast(segment_B1K, "float32")
+        tokens_BnK = ops.cast(ops.maximum(after_BnK - first_BnK, 0), "float32")
+        if self.counts_tokens:
+            return tokens_BnK[:, None]
+        segment_BK = ops.cast(ops.maximum(after_BK - first_BK, 1), "float32")
+        return (tokens_BnK / segment_BK[:, None])[:, None]
 
 
 class KernelProjection(SegmentProjection):
@@ -417,9 +415,7 @@ class PoolingProjection(SegmentProjection):
 class MeanProjection(PoolingProjection, kind="mean"):
     """The mean of each window."""
 
-    def mass_in_blocks(self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, skipped: int = 0) -> Tensor:
-        """The number of tokens: without weights to train, a row approximates exact attention to each of them."""
-        return self._tokens_in_common(x_BNC, lengths_B, block, skipped)[0][:, None]
+    counts_tokens = True
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
         if is_real_BKW1 is None:

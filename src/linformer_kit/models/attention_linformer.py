@@ -1,19 +1,17 @@
-"""The equation, the order of its products, and the layer.
+"""The equation, and the layer.
 
     keys_K   = Eᵀ X · W_K + b_K
     values_K = Fᵀ X · W_V + b_V
     out      = softmax(Q keys_Kᵀ / √D) values_K · W_O + b_O,    Q = X W_Q + b_Q
 
-Every product is linear, so the same result has several orders of products, at very different costs. `key_costs` and
-`query_costs` count multiply-adds from the shapes, and the layer picks the cheapest order.
+The layer computes the products in the cheapest order (`plan_linformer.py`).
 
 Shapes: B batch, L queries, N tokens that give the keys, K projected length, M matrices, H heads, G key-value heads,
 D head size, C model size.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeVar, overload
+from typing import Literal, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,9 @@ from torch.nn import functional
 
 from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
 from .options_linformer import check_window, checked_options, choice, positive_integer
+from .plan_linformer import KeyOrder, Plan, QueryOrder, cheapest, key_costs, length_to_plan, query_costs
 from .projection_linformer import (
+    Blocks,
     DenseProjection,
     Matrices,
     NoProjection,
@@ -35,29 +35,7 @@ from .window_linformer import NearAndFar, Tiling, WindowAttention, column_bias, 
 
 # queries per chunk when no gradient is needed: intermediate results stay in the processor's cache
 QUERY_CHUNK = 1024
-# the length for which a graph exported with dynamic shapes chooses its order: long inputs are what costs
-EXPORT_LENGTH = 2**20
-
 FULL_ATTENTION = NoProjection()
-# beside a window, features first must save more than this part of the multiply-adds: 1 / 20
-FEATURES_FIRST_SAVES = 20
-
-KeyOrder = Literal["sequence first", "features first"]
-QueryOrder = Literal["per head", "folded"]
-Order = TypeVar("Order", bound=str)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The order of the products for one shape, and its cost.
-
-    `keys`: `(Eᵀ X) W` ("sequence first") or `Eᵀ (X W)` ("features first"). `queries`: `(X W_Q) keysᵀ` and `(weights
-    values) W_O` ("per head"), or `X (W_Q keysᵀ)` and `weights (values W_O)` ("folded").
-    """
-
-    keys: KeyOrder
-    queries: QueryOrder
-    multiply_adds: int
 
 
 class KeysValues(NamedTuple):
@@ -71,54 +49,6 @@ class KeysValues(NamedTuple):
         """Select examples of the batch, for beam search."""
         present_BK = None if self.present_BK is None else self.present_BK[index_B]
         return KeysValues(self.keys_BGKD[index_B], self.values_BGKD[index_B], present_BK)
-
-
-def key_costs(
-    projection: Projection, length: int, channels: int, features: int, separate: bool = False, window: bool = False
-) -> dict[KeyOrder, int]:
-    """Multiply-adds of one example's keys and values in each possible order; `features` is G·D.
-
-    `separate`: keys and values have their own tokens, so that a matrix E = F is applied to both. `window`: those of all
-    tokens are needed too, which features first has already.
-    """
-    rows, times = projection.rows(length), 2 if separate and projection.matrices == 1 else 1
-    order: KeyOrder = "features first" if projection.is_features_first else "sequence first"
-    costs: dict[KeyOrder, int] = {
-        order: times * projection.multiply_adds_per_channel(length) * channels
-        + 2 * projection.rows_of_features(length) * channels * features
-        + projection.finish_multiply_adds(length, features)
-    }
-    if window and order == "sequence first":
-        costs[order] += 2 * length * channels * features
-    if isinstance(projection, DenseProjection):
-        costs["features first"] = (
-            times * projection.own_multiply_adds_per_channel(length) * channels
-            + 2 * length * channels * features
-            + 2 * length * rows * features
-        )
-    return costs
-
-
-def query_costs(queries: int, rows: int, channels: int, heads: int, head_dim: int) -> dict[QueryOrder, int]:
-    """Multiply-adds of one example's queries, attention and output in each order."""
-    features = heads * head_dim
-    return {
-        "per head": 2 * queries * channels * features + 2 * queries * rows * features,
-        "folded": 2 * queries * channels * heads * rows + 2 * rows * channels * features,
-    }
-
-
-def cheapest(costs: dict[Order, int]) -> Order:
-    """The order with the lowest cost, the first of equals. A loop, because `min` with a key cannot be traced."""
-    best, *others = costs
-    for order in others:
-        best = order if costs[order] < costs[best] else best
-    return best
-
-
-def length_to_plan(length: int) -> int:
-    """The length for which the order is chosen: the input's, or `EXPORT_LENGTH` while it is symbolic."""
-    return length if is_static(length) else EXPORT_LENGTH
 
 
 class Attend(Protocol):
@@ -157,10 +87,10 @@ class LinformerAttention(MultiHeadLayer):
     >>> weights.shape
     torch.Size([2, 4, 1000, 32])
 
-    - `window_length`: each token also attends exactly to the tokens of its block of `window_length` tokens and of the
-      blocks on either side, in one softmax with the K rows (see `window_linformer.py`); 0 for none. It is for
-      self-attention; `projected_length` may then be 0, a window only.
-    - `global_tokens`: all tokens also attend exactly to the first `global_tokens` tokens.
+    - `window_length`: length of the blocks of the window: in self-attention, each token attends exactly to its own
+      block of tokens and to the blocks on either side, in one softmax with the K rows (see `window_linformer.py`); 0
+      for none. With a window, `projected_length` may be 0.
+    - `global_tokens`: number of tokens at the beginning that all tokens attend to exactly.
 
     >>> attention = LinformerAttention(64, 4, max_length=1024, projected_length=32, window_length=50, global_tokens=1)
     >>> output, weights = attention(x, need_weights=True)
@@ -376,7 +306,7 @@ class LinformerAttention(MultiHeadLayer):
             if context_length not in (None, length):
                 raise ValueError(
                     f"context_length is {context_length} in a layer with window_length={self.window_length}, which is "
-                    f"for self-attention: its context are the {length} tokens themselves; drop context_length"
+                    f"for self-attention: queries and context are the same {length} tokens; drop context_length"
                 )
             return self._plan_with_window(length, batch, projection)
         context_length = length if context_length is None else positive_integer("context_length", context_length)
@@ -412,9 +342,9 @@ class LinformerAttention(MultiHeadLayer):
         costs = key_costs(projection, length_to_plan(length), self.context_dim, features, separate, window)
         if not (is_plain_linear(self.key) and is_plain_linear(self.value)):
             return next(iter(costs))  # the one that calls the linear layers
-        if window and "features first" in costs and len(costs) == 2:
-            # its products are smaller and slower: a few multiply-adds less are not worth it
-            costs["features first"] += costs["features first"] // FEATURES_FIRST_SAVES
+        if window and len(costs) > 1:
+            # beside a window, the small products of features first are slower than saving 5% of them is worth
+            costs["features first"] = costs["features first"] * 105 // 100
         return cheapest(costs)
 
     def _query_order(self, queries: int, rows: int) -> QueryOrder:
@@ -571,8 +501,8 @@ class LinformerAttention(MultiHeadLayer):
         else:
             keys_BNF, values_BNF, key_rows, value_rows, E = self._tokens_and_rows(projection, x_BNC, lengths_B)
             key_rows, value_rows = projection.finish(key_rows, value_rows)
-            blocks = (self.window_length, tiling.blocks)
-            mass_BMnK = projection.mass_in_blocks(x_BNC, lengths_B, *blocks, skipped=self.global_tokens, E=E)
+            blocks = Blocks(tiling.blocks, self.window_length, skipped=self.global_tokens)
+            mass_BMnK = projection.mass_in_blocks(x_BNC, lengths_B, blocks, E)
         real_B = torch.full((1,), length, device=x_BNC.device) if lengths_B is None else lengths_B
         return NearAndFar(
             near_tokens(keys_BNF, tiling),
@@ -633,7 +563,7 @@ class LinformerAttention(MultiHeadLayer):
 
         is_empty_B = None if lengths_B is None else lengths_B == 0
         is_whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_static(length)
-        if is_whole or need_weights or x_BNC.shape[0] * length <= QUERY_CHUNK:
+        if is_whole or need_weights or attention.is_one_chunk(x_BNC.shape[0]):
             heads_BNF, weights = attend(x_BNC, context, is_empty_B, tiling.tiles)
             return self.output(heads_BNF), None if weights is None else first_tokens(weights, length)
         output_BNC = context.near_values_BPF.new_empty(*x_BNC.shape[:2], self.embed_dim)

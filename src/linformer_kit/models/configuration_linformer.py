@@ -71,9 +71,10 @@ class LinformerConfig(PreTrainedConfig):
     - `projected_length`: K, the number of rows of keys and values; one number, or one for each layer. With
       `sharing="layerwise"`, the shared projection has the largest, and each layer uses a part of it (`Projection.cut`).
     - `sharing`: which E and F are shared: "none", "headwise", "kv" or "layerwise".
-    - `window_length`: each token of an encoder attends exactly to the block of so many tokens around it and to the
-      blocks on either side, in one softmax with the K rows; 0 for none. `projected_length` may then be 0.
-    - `global_tokens`: the first so many tokens are visible to all tokens exactly; needs `window_length`.
+    - `window_length`: length of the blocks of the window of an encoder: each token attends exactly to its own block of
+      tokens and to the blocks on either side, in one softmax with the K rows; 0 for none. With a window,
+      `projected_length` may be 0.
+    - `global_tokens`: number of tokens at the beginning that all tokens attend to exactly; needs `window_length`.
     - `rescale`: give the keys and values of short inputs the scale of full ones.
     - `position_embedding`: "learned", "sinusoidal" or "none".
     - `norm_first`: layer norm before attention and feed-forward (pre-norm), or after them as in BERT.

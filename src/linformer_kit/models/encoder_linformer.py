@@ -116,8 +116,8 @@ class LinformerEncoder(nn.Module):
     torch.Size([2, 1000, 64])
 
     - `projected_length`: one number, or one per layer (higher layers need less).
-    - `window_length`: each token attends exactly to the block of so many tokens around it and to the blocks on either
-      side, in one softmax with the K rows; `global_tokens`: and to the first so many tokens.
+    - `window_length`, `global_tokens`: exact attention to the tokens around each token and to the first tokens, in one
+      softmax with the K rows; see `LinformerAttention`.
     - `sharing="layerwise"`: all layers share one matrix, which the encoder owns; layers with a smaller
       `projected_length` use a part of it (`Projection.cut`).
     - `feed_forward`: "gelu", "relu", "gated" or "none".

@@ -68,6 +68,8 @@ def linear_into(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
 class MultiHeadLayer(nn.Module):
     """The base class of the attention layers: W_Q, W_K, W_V, W_O, head sizes, and one projection, owned or shared."""
 
+    window_length: int = 0  # 0: no window
+
     def __init__(
         self,
         embed_dim: int,

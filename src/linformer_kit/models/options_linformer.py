@@ -121,7 +121,7 @@ class ProjectionFacts:
     sized_by_max_length: ClassVar[bool] = False  # the shape of the weights depends on `max_length`
     sized_by_width: ClassVar[bool] = False  # the shape of the weights depends on `embed_dim`
     sized_by_head: ClassVar[bool] = False  # the shape of the weights depends on `head_dim`
-    can_have_window: ClassVar[bool] = True  # its rows can stand beside a window of tokens
+    can_have_window: ClassVar[bool] = True  # `window_length` has a meaning
     can_be_cut: ClassVar[bool] = True  # layers with smaller K can use a part of it
     has_own_learning_rate: ClassVar[bool] = False  # the weights are trained with `training.projection_rate`
     matrix_depends_on: ClassVar[Literal["length", "input"] | None] = None  # what E follows from; None: there is no E

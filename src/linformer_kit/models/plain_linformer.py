@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .attention_linformer import LinformerAttention
 from .causal_linformer import CausalLinformerAttention
 from .multihead_linformer import MultiHeadLayer
-from .projection_linformer import NoProjection, Projection
+from .projection_linformer import Blocks, NoProjection, Projection
 
 
 def plain_attention(
@@ -59,7 +59,7 @@ def plain_window_attention(
     if layer.projected_length:
         projection = layer.projection if projection is None else projection.cut(layer.projected_length)
         assert projection is not None
-        mass_BMNK = projection.mass_in_blocks(x_BNC, None, block=1, blocks=len(token_N))  # a block is one token
+        mass_BMNK = projection.mass_in_blocks(x_BNC, None, Blocks(len(token_N), size=1))
         unseen_BMPK = (~is_seen_PN).to(x_BNC.dtype) @ mass_BMNK.to(x_BNC.dtype)
         of_rows_BHPK = for_every_head(layer, unseen_BMPK.log().expand(-1, layer.num_kv_heads, -1, -1))[0]
         bias_BHPX = torch.cat([bias_BHPX.expand(*of_rows_BHPK.shape[:3], -1), of_rows_BHPK], dim=-1)

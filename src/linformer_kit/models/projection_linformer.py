@@ -25,6 +25,14 @@ class Projected(NamedTuple):
     present_BK: Tensor | None  # False at rows without a real token, which the softmax skips; None: no such rows
 
 
+class Blocks(NamedTuple):
+    """The tokens in blocks, of which the first `skipped` tokens are left out."""
+
+    number: int
+    size: int
+    skipped: int = 0
+
+
 class Matrices(NamedTuple):
     """E and F."""
 
@@ -165,19 +173,13 @@ class Projection(ProjectionFacts, nn.Module):
         return self.rows(length)
 
     def mass_in_blocks(
-        self,
-        x_BNC: Tensor,
-        lengths_B: Tensor | None,
-        block: int,
-        blocks: int,
-        skipped: int = 0,
-        E: Tensor | None = None,
+        self, x_BNC: Tensor, lengths_B: Tensor | None, blocks: Blocks, E: Tensor | None = None
     ) -> Tensor:
-        """How much of each row lies in each of n = `blocks` blocks of `block` tokens: (B or 1, 1 or G, n, K).
+        """How much of each row lies in each block: (B or 1, 1 or G, n, K), without gradient.
 
         For `mean` the number of tokens, for the others the share of the row. A layer with a window weights its rows by
-        what lies outside (see `window_linformer.py`). There is no gradient. The first `skipped` tokens are left out.
-        `E` is that of the keys, (N, M, K) or (B, N, M, K), if it is known already.
+        what lies outside (see `window_linformer.py`). `E` is that of the keys, (N, M, K) or (B, N, M, K), if it is
+        known already.
         """
         raise NotImplementedError(
             f"projection={self.kind!r} does not tell where its rows come from, so it cannot have a window; "
@@ -292,13 +294,7 @@ class DenseProjection(Projection):
         raise NotImplementedError
 
     def mass_in_blocks(
-        self,
-        x_BNC: Tensor,
-        lengths_B: Tensor | None,
-        block: int,
-        blocks: int,
-        skipped: int = 0,
-        E: Tensor | None = None,
+        self, x_BNC: Tensor, lengths_B: Tensor | None, blocks: Blocks, E: Tensor | None = None
     ) -> Tensor:
         """The sum of the absolute values of a column of E in the block, relative to that of the whole column."""
         length = x_BNC.shape[1]
@@ -307,13 +303,13 @@ class DenseProjection(Projection):
         size_BNMK = at_least_float32(E.detach()).abs()
         size_BNMK = size_BNMK if E.dim() == 4 else size_BNMK[None]
         position_N = torch.arange(length, device=E.device)
-        is_counted_BN = (position_N >= skipped)[None]
+        is_counted_BN = (position_N >= blocks.skipped)[None]
         if lengths_B is not None:
             is_counted_BN = is_counted_BN & (position_N < lengths_B[:, None])
-        if lengths_B is not None or skipped:
+        if lengths_B is not None or blocks.skipped:
             size_BNMK = size_BNMK.masked_fill(~is_counted_BN[..., None, None], 0)
-        size_BNF = nn.functional.pad(size_BNMK.flatten(2), (0, 0, 0, blocks * block - length))
-        size_BnMK = split_windows(size_BNF, block).sum(dim=2).unflatten(-1, E.shape[-2:])
+        size_BNF = nn.functional.pad(size_BNMK.flatten(2), (0, 0, 0, blocks.number * blocks.size - length))
+        size_BnMK = split_windows(size_BNF, blocks.size).sum(dim=2).unflatten(-1, E.shape[-2:])
         return (size_BnMK / self._column_size()).transpose(1, 2)
 
     def _column_size(self) -> Tensor | float:
@@ -483,33 +479,25 @@ class DynamicProjection(DenseProjection, kind="dynamic"):
 class SegmentProjection(Projection):
     """Each row is made from the tokens of one segment."""
 
+    # beside a window, a row counts as many times as it has tokens outside, not as one token at most
+    counts_tokens: ClassVar[bool] = False
+
     def segments(self, length: int, lengths_B: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
         """The first token of each segment and the one after its last, (B, K) or (1, K); segments may be empty."""
         raise NotImplementedError
 
     def mass_in_blocks(
-        self,
-        x_BNC: Tensor,
-        lengths_B: Tensor | None,
-        block: int,
-        blocks: int,
-        skipped: int = 0,
-        E: Tensor | None = None,
+        self, x_BNC: Tensor, lengths_B: Tensor | None, blocks: Blocks, E: Tensor | None = None
     ) -> Tensor:
-        """The share of a segment that lies in a block."""
-        tokens_BnK, segment_B1K = self._tokens_in_common(x_BNC, lengths_B, block, blocks, skipped)
-        return (tokens_BnK / segment_B1K.clamp(min=1))[:, None]
-
-    def _tokens_in_common(
-        self, x_BNC: Tensor, lengths_B: Tensor | None, block: int, blocks: int, skipped: int
-    ) -> tuple[Tensor, Tensor]:
-        """The number of tokens that each block and each segment have in common, (B, n, K), and that of the segment."""
+        """The number of tokens that each segment and each block have in common, or their share of the segment."""
         first_BK, after_BK = self.segments(x_BNC.shape[1], lengths_B, x_BNC.device)
-        start_n1 = torch.arange(blocks, device=x_BNC.device)[:, None] * block
-        first_BnK = first_BK[:, None].maximum(start_n1.clamp(min=skipped))
-        after_BnK = after_BK[:, None].minimum(start_n1 + block)
+        start_n1 = torch.arange(blocks.number, device=x_BNC.device)[:, None] * blocks.size
+        first_BnK = first_BK[:, None].maximum(start_n1.clamp(min=blocks.skipped))
+        after_BnK = after_BK[:, None].minimum(start_n1 + blocks.size)
         tokens_BnK = (after_BnK - first_BnK).clamp(min=0).to(torch.promote_types(x_BNC.dtype, torch.float32))
-        return tokens_BnK, (after_BK - first_BK)[:, None]
+        if self.counts_tokens:
+            return tokens_BnK[:, None]
+        return (tokens_BnK / (after_BK - first_BK).clamp(min=1)[:, None])[:, None]
 
 
 class KernelProjection(SegmentProjection):
@@ -718,18 +706,8 @@ class MeanProjection(PoolingProjection, kind="mean"):
     """The mean of each window."""
 
     matrix_depends_on = "length"
-
-    def mass_in_blocks(
-        self,
-        x_BNC: Tensor,
-        lengths_B: Tensor | None,
-        block: int,
-        blocks: int,
-        skipped: int = 0,
-        E: Tensor | None = None,
-    ) -> Tensor:
-        """The number of tokens: without weights to train, a row approximates exact attention to each of them."""
-        return self._tokens_in_common(x_BNC, lengths_B, block, blocks, skipped)[0][:, None]
+    # without weights to train, a row approximates exact attention to each of its tokens
+    counts_tokens = True
 
     def key_matrix(self, x_1NC: Tensor) -> Tensor:
         identity_1NN = torch.eye(x_1NC.shape[1], device=x_1NC.device)[None]

@@ -266,6 +266,10 @@ class WindowAttention(NamedTuple):
             for tile in range(0, tiles, some):
                 yield slice(example, min(example + examples, batch)), slice(tile, min(tile + some, tiles))
 
+    def is_one_chunk(self, batch: int) -> bool:
+        """Whether all queries of the batch are processed at once."""
+        return batch * self.tiling.tiles * self.tiling.size <= QUERY_CHUNK
+
     def piece(self, context: NearAndFar, examples: slice, tiles: slice) -> NearAndFar:
         """What the queries of these tiles attend to."""
         size, blocks = self.tiling.size, self.tiling.blocks_per_tile

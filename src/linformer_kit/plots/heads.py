@@ -77,7 +77,7 @@ def plot_heads(
 
 def sees_tokens(layer: MultiHeadLayer) -> bool:
     """Whether the weights are on slots and tokens."""
-    return isinstance(layer, CausalLinformerAttention) or getattr(layer, "window_length", 0) > 0
+    return isinstance(layer, CausalLinformerAttention) or layer.window_length > 0
 
 
 @contextmanager
@@ -130,4 +130,4 @@ def attending_method(layer: MultiHeadLayer) -> str:
     """The method of a layer that returns its output and weights."""
     if isinstance(layer, CausalLinformerAttention):
         return "advance"
-    return "near_and_far" if getattr(layer, "window_length", 0) else "attend"
+    return "near_and_far" if layer.window_length else "attend"

@@ -41,15 +41,8 @@ def effective_config(run: Run) -> dict[str, Any]:
         unused |= {"projected_length"}
         model["projection"] = "none" if has_full_decoder else model["projection"]
     if model["projection"] == "none":
-        unused |= {
-            "projected_length",
-            "window_length",
-            "global_tokens",
-            "rescale",
-            "decoder_attention",
-            "block_length",
-            "slots",
-        }
+        unused |= {"projected_length", "window_length", "global_tokens", "rescale"}
+        unused |= {"decoder_attention", "block_length", "slots"}
     if model["projection"] and not Projection.kinds[model["projection"]].has_matrices:
         unused |= {"sharing"}
     return {name: value for name, value in model.items() if name not in unused}
