@@ -108,6 +108,7 @@ def windowed_reference(layer, x, mask=None, shared=None):
                 reference_layer(layer, shared),
                 layer.window_length,
                 layer.global_tokens,
+                None if layer.distance_bias is None else numpy(layer.distance_bias.weight),
             )
         ]
         for example, tokens in enumerate(x)

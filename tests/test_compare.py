@@ -31,6 +31,7 @@ from linformer_kit.bench.sweep import PRESETS, Sweep, read_keys, read_sweep
 from linformer_kit.cli import app
 from linformer_kit.csv_tables import write_rows
 from linformer_kit.errors import UserError
+from linformer_kit.models.options_linformer import NO_WINDOW
 from linformer_kit.process_memory import is_out_of_memory
 
 ROOT = Path(__file__).parent.parent
@@ -320,7 +321,7 @@ SAVED = {
         **{"position_embedding": "sinusoidal", "hidden_act": "relu", "norm_first": False, "head_dim": 4},
     },
     "window": {"projection": "mean", "projected_length": 16, "window_length": 16, "global_tokens": 1},
-    "window only": {"projected_length": 0, "window_length": 32},
+    "window only": {"projected_length": 0, "window_length": 32, "distance_bias": True},
     "layerwise and rescaled": {"projected_length": 16, "sharing": "layerwise", "rescale": True, "type_vocab_size": 0},
 }
 
@@ -348,7 +349,7 @@ def test_a_saved_model_is_measured_with_its_own_configuration(save, options):
     of_measurement = {"vocab_size", "max_position_embeddings", "initializer_range"}
     of_measurement |= {"hidden_dropout_prob", "attention_probs_dropout_prob", "projected_length"}
     assert different(saved, timed) <= of_measurement
-    without = {"projection", "sharing", "rescale", "projected_length", "window_length", "global_tokens"}
+    without = {"projection", "sharing", "rescale", "projected_length", *NO_WINDOW}
     assert different(timed, with_full) <= without
     assert (timed["max_position_embeddings"], with_full["projection"]) == (128, "none")
     for point in (ours, full, replace(ours, step="training")):

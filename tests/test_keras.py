@@ -58,7 +58,7 @@ if len(sys.argv) > 3:
     keras.utils.set_random_seed(0)
     sizes = dict(k=8, max_len=32, vocab_size=30, d_model=16, d_ff=24, n_heads=2, n_layers=2, block_length=8, slots=2)
     shared = dict(sharing="layerwise", projection="dynamic")
-    window = dict(window_length=3, global_tokens=1)
+    window = dict(window_length=3, global_tokens=1, distance_bias=True)
     linformer_kit.keras.Linformer(**sizes, **window, n_classes=3).save(directory + "/classifier.keras")
     linformer_kit.keras.LinformerSeq2Seq(**sizes, **shared).save(directory + "/seq2seq.keras")
 classifier, seq2seq = (keras.models.load_model(f"{directory}/{name}.keras") for name in ("classifier", "seq2seq"))

@@ -29,6 +29,7 @@ from linformer_kit import (
 PROJECTIONS = [projection for projection in ALL_PROJECTIONS if projection not in ("affine", "random")]
 HEADS = [LinformerForMaskedLM, LinformerForTokenClassification, LinformerForQuestionAnswering]
 WITH_WINDOW = ("dynamic", "conv")
+WINDOW = {"window_length": 3, "global_tokens": 2, "distance_bias": True}
 DECODERS = [LinformerForCausalLM, LinformerForConditionalGeneration]
 ONLY_OF_ENCODERS = ("rescale", "K per layer", "post-norm", *(VARIANTS.keys() - set(CAUSAL_VARIANTS)))
 LONGEST = 32  # max_position_embeddings of the models here
@@ -334,7 +335,7 @@ def test_an_exported_step_and_onnx_runtime_continue_with_the_cache(tmp_path):
         *((LinformerForSequenceClassification, projection, {}) for projection in PROJECTIONS),
         *((model, "linear", {}) for model in (LinformerModel, *HEADS)),
         # the number of rows of `conv` depends on the length
-        *((LinformerForSequenceClassification, each, {"window_length": 3, "global_tokens": 2}) for each in WITH_WINDOW),
+        *((LinformerForSequenceClassification, each, WINDOW) for each in WITH_WINDOW),
     ],
     ids=names,
 )

@@ -837,12 +837,26 @@ def test_a_model_with_full_attention_continues_with_a_window():
     for windowed in (changed, only):
         torch.testing.assert_close(convert_attention(windowed, full).eval()(long).logits, model(long).logits)
     assert convert_attention(changed, {"window_length": 0}).config.global_tokens == 0
+    # a new distance bias changes nothing; one of another window keeps the distances that both have
+    biased = convert_attention(changed, {"distance_bias": True}).eval()
+    torch.testing.assert_close(biased(long).logits, changed(long).logits)
+    first = biased.model.layers[0].attention.distance_bias
+    torch.nn.init.normal_(first.weight)
+    for window in (5, 11):
+        other = convert_attention(biased, {"window_length": window}).model.layers[0].attention.distance_bias
+        shorter, longer = sorted((first.weight, other.weight), key=len)
+        extra = (len(longer) - len(shorter)) // 2
+        torch.testing.assert_close(longer[extra:-extra], shorter)
+        assert window == 5 or (other.weight[:extra] == 0).all()
+    assert convert_attention(biased, {"window_length": 0}).config.distance_bias is False
 
 
 def test_full_attention_drops_the_window_of_a_configuration():
     window = {"window_length": 8, "global_tokens": 1, "projected_length": [0, 4], "num_hidden_layers": 2}
+    window["distance_bias"] = True
     config = resolve_model_config({**window, "attention": "full"})
     assert (config.projection, config.window_length, config.global_tokens) == ("none", 0, 0)
+    assert not config.distance_bias
     assert resolve_model_config(window).projected_lengths == [0, 4]
 
 

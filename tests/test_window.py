@@ -57,19 +57,24 @@ def scattered_mask(batch, length):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize(
-    ("projection", "sharing", "window", "global_tokens", "rows"),
+    ("projection", "sharing", "window", "global_tokens", "rows", "distance_bias"),
     [
-        *((projection, sharing, 3, 2, 4) for projection, sharing in WINDOWED),
-        *((projection, "headwise", 1, 0, 7) for projection in KINDS),
-        ("mean", "headwise", 7, 9, 4),  # global tokens in several blocks
-        ("linear", "headwise", 4, 1, 0),
-        ("linear", "layerwise", 20, 0, 4),
+        *((projection, sharing, 3, 2, 4, False) for projection, sharing in WINDOWED),
+        *((projection, "headwise", 1, 0, 7, True) for projection in KINDS),
+        ("mean", "headwise", 7, 9, 4, False),  # global tokens in several blocks
+        ("mean", "headwise", 7, 9, 4, True),
+        ("linear", "none", 2, 3, 4, True),
+        ("linear", "headwise", 4, 1, 0, False),
+        ("linear", "headwise", 4, 1, 0, True),
+        ("linear", "layerwise", 20, 0, 4, False),
+        ("linear", "layerwise", 20, 0, 4, True),
     ],
 )
 class TestReference:
     @pytest.fixture
-    def case(self, projection, sharing, window, global_tokens, rows, masked):
-        layer, shared = build(projection, sharing, window, global_tokens, projected_length=rows)
+    def case(self, projection, sharing, window, global_tokens, rows, distance_bias, masked):
+        sizes = {"projected_length": rows, "distance_bias": distance_bias}
+        layer, shared = build(projection, sharing, window, global_tokens, **sizes)
         x = torch.randn(2, 17, 12)
         return layer, shared, x, scattered_mask(2, 17) if masked else None
 
@@ -146,12 +151,17 @@ def test_an_input_that_fits_into_the_window_has_full_attention(pair, window, glo
 
 
 @pytest.mark.usefixtures("float64")
-@given(st.integers(1, 9), st.integers(0, 5), st.integers(1, 33))
-def test_a_window_without_rows_is_attention_with_a_band_mask(window, global_tokens, length):
-    layer, _ = build(window_length=window, global_tokens=global_tokens, projected_length=0, num_kv_heads=4)
+@given(st.integers(1, 9), st.integers(0, 5), st.integers(1, 33), st.booleans())
+def test_a_window_without_rows_is_attention_with_a_band_mask(window, global_tokens, length, distance_bias):
+    options = {"projected_length": 0, "num_kv_heads": 4, "distance_bias": distance_bias}
+    layer, _ = build(window_length=window, global_tokens=global_tokens, **options)
     x, position = torch.randn(2, length, 12), torch.arange(length)
-    block = position // window
-    band = ((block[:, None] - block).abs() <= 1) | (position < global_tokens)
+    block, distance = position // window, position - position[:, None]
+    is_near = (block[:, None] - block).abs() <= 1
+    band = is_near | (position < global_tokens)
+    if distance_bias:
+        bias = layer.distance_bias.weight[(distance + 2 * window - 1).clamp(0, 4 * window - 2)].movedim(-1, 0)
+        band = (bias * is_near).masked_fill(~band, -torch.inf)
     query, keys, values = (
         linear(x).unflatten(-1, (4, 5)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)
     )
@@ -189,6 +199,17 @@ def test_a_token_moves_exactly_what_sees_it(depth, window, global_tokens, rows, 
     assert_close(difference > 0, moved)
 
 
+def test_new_heads_attend_to_the_nearest_neighbors():
+    weight = LinformerAttention(12, 6, projected_length=0, window_length=4, distance_bias=True).distance_bias.weight
+    assert weight.shape == (15, 6)
+    assert (weight.argmax(dim=0) - 7).tolist() == [-1, 1, -2, 2, -3, 3]
+    assert (weight.amax(dim=0) == 5).all()
+    assert weight.count_nonzero() == 6
+    # two neighbors for any number of heads
+    weight = LinformerAttention(12, 6, projected_length=0, window_length=1, distance_bias=True).distance_bias.weight
+    assert (weight.argmax(dim=0) - 1).tolist() == [-1, 1, -1, 1, -1, 1]
+
+
 def test_rows_of_means_stand_for_the_tokens_outside_of_the_window():
     """12 tokens in blocks of 2 and 4 segments of 3: block 0 sees tokens 0 to 3, block 2 sees 2 to 7."""
     projection = Projection.make(
@@ -222,7 +243,7 @@ def test_the_mass_of_a_row_is_its_tokens_or_one(kind):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("sharing", ["none", "kv"])
 def test_dropout_draws_the_same_numbers_in_the_backward_pass(sharing):
-    layer, _ = build("dynamic", sharing, dropout=0.4)
+    layer, _ = build("dynamic", sharing, dropout=0.4, distance_bias=sharing == "none")
     x, direction, upstream = torch.randn(2, 23, 12), torch.randn(2, 23, 12), torch.randn(2, 23, 12)
 
     def loss(x):
@@ -236,9 +257,12 @@ def test_dropout_draws_the_same_numbers_in_the_backward_pass(sharing):
     assert_close((gradient * direction).sum(), numeric.detach(), rtol=1e-6, atol=1e-6)
 
 
-def test_the_backward_pass_keeps_neither_columns_nor_weights():
+@pytest.mark.parametrize("distance_bias", [False, True])
+def test_the_backward_pass_keeps_neither_columns_nor_weights(distance_bias):
     """Only a few tensors of N × C: not the 3w + K columns of each block, not the N × (3w + K) weights."""
-    layer = LinformerAttention(32, 4, max_length=512, projected_length=16, projection="mean", window_length=16)
+    layer = LinformerAttention(
+        32, 4, max_length=512, projected_length=16, projection="mean", window_length=16, distance_bias=distance_bias
+    )
     kept = {}
 
     def pack(tensor):
@@ -282,7 +306,7 @@ def test_keys_are_computed_before_the_sequence_is_shortened_only_if_that_is_much
 @pytest.mark.parametrize("global_tokens", [0, 2])
 @pytest.mark.parametrize("projection", ["linear", "dynamic", "mean", "head_conv"])
 def test_half_precision_and_autocast_are_close_to_float32(projection, global_tokens):
-    layer, _ = build(projection, "headwise", 3, global_tokens)
+    layer, _ = build(projection, "headwise", 3, global_tokens, distance_bias=global_tokens == 0)
     x, mask = torch.randn(2, 23, 12), scattered_mask(2, 23)
     expected = layer(x, mask=mask)
     results = [copy.deepcopy(layer).to(dtype)(x.to(dtype), mask=mask) for dtype in (torch.bfloat16, torch.float16)]
@@ -296,16 +320,17 @@ def test_half_precision_and_autocast_are_close_to_float32(projection, global_tok
     assert (leaf.grad - exact)[mask].norm() < 0.05 * exact[mask].norm()
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("projection", ["dynamic", "conv"])
 def test_a_compiled_layer_is_one_graph_without_breaks(projection):
     torch._dynamo.reset()
-    layer, _ = build(projection, "headwise", 3, 2)
+    layer, _ = build(projection, "headwise", 3, 2, distance_bias=projection == "dynamic")
     x, mask = torch.randn(2, 17, 12, requires_grad=True), scattered_mask(2, 17)
     results = []
     for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
         output = function(x, mask=mask)
         results.append((output, *torch.autograd.grad(output[mask].square().sum(), [x, *layer.parameters()])))
-    assert_close(*results, rtol=1e-4, atol=1e-5)
+    assert_close(*results, rtol=1e-9, atol=1e-10)
 
 
 def test_shapes_are_computed_on_meta_tensors(monkeypatch):
@@ -326,6 +351,7 @@ def test_encoders_that_recompute_have_the_same_gradients(recompute):
         projected_length=[0, 4],
         window_length=3,
         global_tokens=1,
+        distance_bias=True,
         sharing="layerwise",
         **{recompute: True},
     )
@@ -362,6 +388,8 @@ def test_a_tiling_covers_the_tokens():
         ({"global_tokens": -2}, "global_tokens is -2"),
         ({"window_length": 0, "global_tokens": 1}, "without a window no token is seen exactly"),
         ({"window_length": 0, "projected_length": 0}, "only layers with a window"),
+        ({"window_length": 0, "distance_bias": True}, "the distances are those between the tokens of a window"),
+        ({"distance_bias": 1}, "distance_bias"),
         ({"projected_length": -1}, "projected_length is -1"),
     ],
 )
@@ -378,20 +406,20 @@ def test_options_without_a_meaning_are_refused(options, message):
 
 def test_all_parameters_have_a_gradient_for_short_inputs_too():
     """Distributed training stops at parameters without one."""
-    layer, _ = build("linear", window_length=6)
+    layer, _ = build("linear", window_length=6, distance_bias=True)
     layer(torch.randn(1, 9, 12)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
 def test_torch_func_computes_the_gradient():
-    layer, _ = build("mean")
+    layer, _ = build("mean", distance_bias=True)
     x = torch.randn(2, 9, 12, requires_grad=True)
 
     def loss(x):
         return layer(x).square().sum()
 
     assert_close(torch.func.grad(loss)(x.detach()), torch.autograd.grad(loss(x), x)[0])
-    assert "window_length=3, global_tokens=0" in repr(layer)
+    assert "window_length=3, global_tokens=0, distance_bias=True" in repr(layer)
 
 
 def test_a_window_is_only_for_self_attention():

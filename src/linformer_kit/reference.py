@@ -192,9 +192,9 @@ def attend_to_rows(
     layer: "Layer",
     head: int,
     blocks: int = 1,
-    counts: Array | float = 1.0,
+    bias: Array | float = 0.0,
 ) -> tuple[Array, Array]:
-    """`softmax(q keysᵀ / √D + log counts) values` for one query and one head, and the weights.
+    """`softmax(q keysᵀ / √D + bias) values` for one query and one head, and the weights.
 
     The first rows are those of `blocks` projections, with their biases; the others have none.
     """
@@ -202,10 +202,9 @@ def attend_to_rows(
     keys = [layer.features(layer.key, row, kv_head, layer.key_kernels) for row in key_rows]
     values = [layer.features(layer.value, row, kv_head, layer.value_kernels) for row in value_rows]
     for rows, biases in ((keys, layer.key_bias), (values, layer.value_bias)):
-        for number, bias in enumerate([*biases[kv_head]] * blocks if biases else []):
-            rows[number] = rows[number] + bias
-    with np.errstate(divide="ignore"):  # log(0): the weight is zero
-        weights = softmax(np.array([query @ key for key in keys]) / np.sqrt(layer.head_dim) + np.log(counts))
+        for number, row_bias in enumerate([*biases[kv_head]] * blocks if biases else []):
+            rows[number] = rows[number] + row_bias
+    weights = softmax(np.array([query @ key for key in keys]) / np.sqrt(layer.head_dim) + bias)
     return sum(
         (weight * value for weight, value in zip(weights, values, strict=True)), np.zeros(layer.head_dim)
     ), weights
@@ -288,11 +287,12 @@ def causal_linformer_attention(tokens: Array, layer: Layer, block_length: int) -
 
 
 def windowed_linformer_attention(
-    tokens: Array, layer: Layer, window_length: int, global_tokens: int = 0
+    tokens: Array, layer: Layer, window_length: int, global_tokens: int = 0, distance_bias: Array | None = None
 ) -> tuple[Array, Array]:
     """(N, C) to (N, C): exact attention to the window of each token, and to rows for the tokens outside.
 
-    Also returns the (H, N, N + K) weights on tokens and rows.
+    `distance_bias` (4 window_length - 1, H) is added to the scores of the tokens in the same and neighboring blocks;
+    its middle row is that of distance 0. Also returns the (H, N, N + K) weights on tokens and rows.
     """
     outputs, weights = [], []
     key_rows, value_rows = ([list(rows(tokens)) for rows in side] for side in (layer.key_rows, layer.value_rows))
@@ -307,9 +307,13 @@ def windowed_linformer_attention(
         for head in range(layer.num_heads):
             kv_head = layer.kv_head(head)
             rows = len(key_rows[kv_head])
-            counts = np.concatenate([row_mass[kv_head][unseen].sum(axis=0), np.ones(len(near))])
+            with np.errstate(divide="ignore"):  # log(0): the weight is zero
+                bias = [*np.log(row_mass[kv_head][unseen].sum(axis=0)), *np.zeros(len(near))]
+            for number, other in enumerate(seen):
+                if distance_bias is not None and abs(other // window_length - block) <= 1:
+                    bias[rows + number] = distance_bias[2 * window_length - 1 + other - position, head]
             output, on_both = attend_to_rows(
-                token, key_rows[kv_head] + near, value_rows[kv_head] + near, layer, head, counts=counts
+                token, key_rows[kv_head] + near, value_rows[kv_head] + near, layer, head, bias=np.array(bias)
             )
             on_tokens = np.zeros(len(tokens))
             on_tokens[seen] = on_both[rows:]

@@ -94,7 +94,7 @@ def test_it_trains_eagerly():
         torch=[
             {"projection": "mean", "positions": "sinusoidal"},
             {"full_attn": True, "pooling": "first"},
-            {"window_length": 3, "global_tokens": 1},
+            {"window_length": 3, "global_tokens": 1, "distance_bias": True},
         ],
     ),
 )
@@ -170,7 +170,7 @@ WINDOW = {"window_length": 4, "global_tokens": 1}
         (LinformerMaskedLM, UNTIED),
         (LinformerCausalLM, UNTIED),
         torch=[
-            (LinformerSeq2Seq, UNTIED | WINDOW),
+            (LinformerSeq2Seq, UNTIED | WINDOW | {"distance_bias": True}),
             (LinformerMaskedLM, LAYERWISE | WINDOW),
             (LinformerMaskedLM, {**WINDOW, "k": 0}),
             (LinformerCausalLM, LAYERWISE),

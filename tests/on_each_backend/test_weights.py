@@ -37,7 +37,7 @@ CONFIGS = [
     {"projection": "max", "sharing": "headwise"},
     {"projection": "random", "sharing": "none"},
     {"projection": "head_conv", "sharing": "layerwise"},
-    {"projection": "dynamic", "sharing": "layerwise", "window_length": 3, "global_tokens": 1},
+    {"projection": "dynamic", "sharing": "layerwise", "window_length": 3, "global_tokens": 1, "distance_bias": True},
 ]
 
 
@@ -115,6 +115,7 @@ def test_outputs_are_equal_and_the_round_trip_is_exact(name, number):
         "projected_length",
         "window_length",
         "global_tokens",
+        "distance_bias",
     ):
         assert getattr(back.config, key) == getattr(torch_model.config, key), key
 
@@ -130,9 +131,10 @@ def test_a_model_with_only_a_window_is_converted(sharing):
 
 @only_torch
 @pytest.mark.parametrize("sizes", [(5, 3, 2), (0, 3, 1)])
-def test_the_window_of_a_layer_is_converted(sizes):
+@pytest.mark.parametrize("distance_bias", [False, True])
+def test_the_window_of_a_layer_is_converted(sizes, distance_bias):
     options = dict(zip(("projected_length", "window_length", "global_tokens"), sizes, strict=True))
-    torch_layer = linformer_kit.LinformerAttention(12, 3, **options)
+    torch_layer = linformer_kit.LinformerAttention(12, 3, **options, distance_bias=distance_bias)
     back = to_torch(from_torch(torch_layer))
     assert tuple(getattr(back, name) for name in options) == sizes
     assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in torch_layer.state_dict().items())
@@ -176,7 +178,7 @@ def test_the_layers_have_equal_outputs_for_separate_keys_and_values(projection, 
         {"sharing": "none"},
         {"sharing": "none", "projection": "conv"},
         {"projection": "dynamic"},
-        {"sharing": "none", "projection": "dynamic", "window_length": 3, "global_tokens": 1},
+        {"sharing": "none", "projection": "dynamic", "window_length": 3, "global_tokens": 1, "distance_bias": True},
     ],
 )
 def test_grouped_key_value_heads_are_repeated(changes):

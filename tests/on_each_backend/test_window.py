@@ -20,6 +20,7 @@ from battery import (
 import linformer_kit
 from linformer_kit.keras import LinearMultiHeadAttention, to_torch
 from linformer_kit.keras.projection import make_projection
+from linformer_kit.models.window_linformer import DistanceBias
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 not_jax = pytest.mark.skipif(
@@ -67,18 +68,29 @@ def test_it_equals_pytorch_with_padding_anywhere(projection, sharing):
     "options",
     cases(
         {"projection_dim": 0, "global_tokens": 0},
+        {"projection": "mean", "distance_bias": True},
         torch=[
             {"projection_dim": 0, "sharing": "layerwise"},
             {"global_tokens": 0},
             {"global_tokens": 20, "projection": "dynamic"},
             {"window_length": 1, "projection": "mean"},
             {"window_length": 7},
+            {"window_length": 1, "sharing": "none", "distance_bias": True},
+            {"window_length": 10, "projection_dim": 0, "distance_bias": True},  # all tokens are in the window
         ],
     ),
     ids=str,
 )
 def test_it_equals_pytorch_with_other_sizes(options):
     assert_equals_pytorch(built(**options))
+
+
+@not_jax
+@pytest.mark.parametrize(("window", "heads"), cases((2, 9), torch=[(1, 3)]))  # more heads than neighbors
+def test_a_new_distance_bias_equals_that_of_pytorch(window, heads):
+    layer = LinearMultiHeadAttention(heads, 4, 0, window_length=window, distance_bias=True)
+    layer.build((None, None, 12), (None, None, 12))
+    np.testing.assert_array_equal(numpy(layer.distance_weight), DistanceBias(window, heads).weight.detach().numpy())
 
 
 @only_torch
@@ -114,6 +126,7 @@ def test_an_input_that_fits_into_the_window_has_full_attention(projection):
 def test_outputs_and_gradients_in_a_graph_are_those_of_pytorch():
     """One step of gradient descent with one layer of each kind, in both frameworks."""
     layers = [built(projection=projection) for projection in (PROJECTIONS if IS_TORCH else ("linear", "mean"))]
+    layers.append(built(projection_dim=0, distance_bias=True))
     torch_layers = [to_torch(layer) for layer in layers]
     inputs, mask = keras.Input((19, 12)), keras.Input((19,), dtype="bool")
     is_real = keras.ops.cast(mask, "float32")[..., None]
@@ -133,7 +146,9 @@ def test_outputs_and_gradients_in_a_graph_are_those_of_pytorch():
 
 
 @not_jax
-@pytest.mark.parametrize("options", cases({"projection": "mean"}, torch=[{"projection_dim": 0}, {"use_gate": True}]))
+@pytest.mark.parametrize(
+    "options", cases({"projection": "mean", "distance_bias": True}, torch=[{"projection_dim": 0}, {"use_gate": True}])
+)
 def test_it_behaves_like_a_keras_layer(options, tmp_path):
     sizes = {"num_heads": 3, "key_dim": 4, "projection_dim": 5, "window_length": WINDOW, "global_tokens": 2}
     run_layer_test({**sizes, **options}, normal(3, 19, 12), tmp_path)
@@ -144,7 +159,7 @@ def test_lengths_may_be_unknown_in_a_graph():
     import tensorflow as tf
 
     layers = [built(projection=projection) for projection in ("linear", "conv", "mean")]
-    layers.append(built(projection_dim=0))
+    layers += [built(projection_dim=0), built(projection="mean", distance_bias=True)]
 
     @tf.function(input_signature=[tf.TensorSpec((None, None, 12)), tf.TensorSpec((None, None), tf.bool)])
     def graph(x, mask):

@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..files import read_json
 from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerModel
+from ..models.options_linformer import NO_WINDOW
 from ..models.projection_linformer import LinearProjection
 from .checks import require_model_agreement
 from .layers import copy_to_linformer, copy_to_linformer_pytorch
@@ -87,7 +88,7 @@ def saved_encoder_config(directory: str, point: Point) -> LinformerConfig:
         **point.projection_options,
     }
     if point.projected_length is None:
-        without = {"sharing": "headwise", "rescale": False, "window_length": 0, "global_tokens": 0}
+        without = {"sharing": "headwise", "rescale": False, **NO_WINDOW}
         return LinformerConfig.from_dict(options | without | {"projected_length": 1})
     lengths = [min(length, point.projected_length) for length in saved.projected_lengths]
     return LinformerConfig.from_dict(options | {"projected_length": lengths})

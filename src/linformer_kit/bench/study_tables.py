@@ -16,6 +16,7 @@ from ..csv_tables import Table
 from ..errors import UserError
 from ..files import write_text
 from ..models.configuration_linformer import LinformerConfig
+from ..models.options_linformer import NO_WINDOW
 from ..schema import AT_LEAST_1, Bounds, converted
 from ..training.config import DERIVED_FIELDS, RunConfig, config_to_dict, load_config, resolve_model_config
 from ..training.run import CHANGEABLE_KEYS, RunFolder, flatten_keys
@@ -219,7 +220,7 @@ class Study:
 
 # fields of LinformerConfig that are younger than published results; at their defaults, these results stay valid
 ADDED_FIELDS = (
-    *("embedding_size", "outer_norms", "reversible", "window_length", "global_tokens"),
+    *("embedding_size", "outer_norms", "reversible", *NO_WINDOW),
     *("decoder_hidden_size", "decoder_num_attention_heads", "decoder_intermediate_size"),
 )
 

@@ -37,7 +37,7 @@ from .tokens import (
     take_tokens,
     zero_padding,
 )
-from .window import far_rows, row_bias, token_bias, with_neighbors
+from .window import distance_bias_of_block, far_rows, first_distance_bias, row_bias, token_bias, with_neighbors
 
 TOO_LONG = "truncate it, build the layer with a larger max_length, or use a projection for any length"
 
@@ -90,6 +90,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
       `3 * window_length + global_tokens + K` columns: column j < 3 * window_length of the i-th real token is the real
       token `(i // window_length - 1) * window_length + j`.
     - `global_tokens`: number of tokens at the beginning that all tokens attend to exactly.
+    - `distance_bias`: add a learned number for each head and distance to the scores of the tokens in the window.
 
     All queries see the same keys. So `use_causal_mask` and `sliding_window` raise an error, as does an `attention_mask`
     that is not a padding mask. If padding is at the end, `lengths` (B,), the number of real tokens, is faster than a
@@ -108,6 +109,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         rescale: bool = False,
         window_length: int = 0,
         global_tokens: int = 0,
+        distance_bias: bool = False,
         attention_axes: int | tuple[int, ...] | None = None,
         sliding_window: int | None = None,
         **kwargs: Any,
@@ -122,6 +124,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         self.rescale = rescale
         self.window_length = plain_number(window_length)
         self.global_tokens = plain_number(global_tokens)
+        self.distance_bias = distance_bias
         self.requested_axes = attention_axes
         self.projection: Projection | None = None
         if max_length is not None:
@@ -130,7 +133,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             raise ValueError("projection is 'none'; for full attention use projection_dim=None")
         Projection.check_options(projection, self.max_length or 1, 1, sharing, rescale)
         rows = 1 if projection_dim is None else self.projection_dim
-        check_window(Projection.kinds[projection], rows, self.window_length, self.global_tokens, "projection_dim")
+        window = (self.window_length, self.global_tokens, distance_bias)
+        check_window(Projection.kinds[projection], rows, *window, "projection_dim")
         if projection_dim is None and window_length:
             raise ValueError(
                 f"window_length={window_length} with projection_dim=None, full attention, which sees every token "
@@ -160,6 +164,13 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         for layer in (self.query_dense, self.key_dense, self.value_dense, *gate):
             layer.supports_masking = True  # masks are applied before these layers; avoids a warning that they get lost
         self.key_width = key_shape[-1]
+        if self.distance_bias:
+            self.distance_weight = self.add_weight(
+                shape=(4 * self.window_length - 1, self.num_heads),
+                initializer=first_distance_bias,
+                autocast=False,  # it is added in float32
+                name="distance_bias",
+            )
         if self.projection_dim == 0:
             return
         self._check_widths(key_shape[-1], value_shape[-1])
@@ -336,7 +347,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         projection = self._select_projection(shared_projection, length) if self.projection_dim else None
         x_BNC = zero_padding(x_BNC, lengths_B)
         # two blocks see each other; not in training, where the optimizer would miss the gradient of E, which is zero
-        if isinstance(length, int) and length <= 2 * self.window_length and not training and not need_scores:
+        fits = isinstance(length, int) and length <= 2 * self.window_length and not self.distance_bias
+        if fits and not training and not need_scores:
             return self.attend(x_BNC, self._all_tokens([x_BNC], lengths_B))
         return self._attend_window(x_BNC, lengths_B, projection, training, need_scores)
 
@@ -362,9 +374,11 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         near_keys_BnPHD, near_values_BnPHD = (with_neighbors(split_blocks(x, window)) for x in (keys_BNHD, values_BNHD))
         far_keys_BRHD = far_rows(keys_BNHD, key_rows, self.global_tokens)
         far_values_BRHD = far_rows(values_BNHD, value_rows, self.global_tokens)
-        near_BHnWP = ops.einsum("bnwhd,bnphd->bhnwp", query_BnWHD, near_keys_BnPHD)
-        far_BHnWR = ops.einsum("bnwhd,brhd->bhnwr", query_BnWHD, far_keys_BRHD)
-        scores = at_least_float32(ops.concatenate([near_BHnWP, far_BHnWR], axis=-1)) + bias_BMnS[:, :, :, None]
+        near_BHnWP = at_least_float32(ops.einsum("bnwhd,bnphd->bhnwp", query_BnWHD, near_keys_BnPHD))
+        far_BHnWR = at_least_float32(ops.einsum("bnwhd,brhd->bhnwr", query_BnWHD, far_keys_BRHD))
+        if self.distance_bias:
+            near_BHnWP = near_BHnWP + distance_bias_of_block(self.distance_weight, window)[:, None]
+        scores = ops.concatenate([near_BHnWP, far_BHnWR], axis=-1) + bias_BMnS[:, :, :, None]
         scores = ops.cast(ops.softmax(scores, axis=-1), x_BNC.dtype)
         weights = self._dropout_layer(scores, training=training) if self.dropout else scores
         heads_BnWHD = ops.einsum("bhnwp,bnphd->bnwhd", weights[..., : 3 * window], near_values_BnPHD)
@@ -580,5 +594,6 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             "rescale": self.rescale,
             "window_length": self.window_length,
             "global_tokens": self.global_tokens,
+            "distance_bias": self.distance_bias,
             "attention_axes": self.requested_axes,
         }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from ..models.options_linformer import WINDOW_IN_DECODER
+from ..models.options_linformer import NO_WINDOW, WINDOW_IN_DECODER
 from .attention import KeysValues, LinearMultiHeadAttention
 from .causal import Cache, CausalLinearMultiHeadAttention
 from .checks import check_length, nan_unless
@@ -185,6 +185,7 @@ class LinformerLayer(keras.layers.Layer):
                 **encoder_options,
                 window_length=options.window_length,
                 global_tokens=options.global_tokens,
+                distance_bias=options.distance_bias,
                 kernel_initializer=initializer(options),
                 name="attention",
             )
@@ -382,4 +383,4 @@ def decoder_options(options: Options) -> Options:
             "k is 0 in the last layer of the encoder, but cross-attention has as many rows, and no window; set k to at "
             "least 1"
         )
-    return replace(options, n_layers=layers, k=k, token_types=0, window_length=0, global_tokens=0)
+    return replace(options, n_layers=layers, k=k, token_types=0, **NO_WINDOW)

@@ -29,7 +29,8 @@ class Options:
     - `k`: projected length of keys and values; one number, or one per layer. `max_len`: maximum number of tokens.
     - `window_length`: length of the blocks of the window of an encoder: each token attends exactly to its own block of
       tokens and to the blocks on either side, in one softmax with the `k` rows; 0 for none. With a window, `k` may be
-      0. `global_tokens`: number of tokens at the beginning that all tokens attend to exactly.
+      0. `global_tokens`: number of tokens at the beginning that all tokens attend to exactly. `distance_bias`: add a
+      learned number for each head and distance to the scores of the tokens in the window.
     - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (default `d_model / n_heads`), `n_layers`: the sizes.
     - `full_attn`: use full attention; everything else stays the same.
     - `projection`: "linear", "affine", "dynamic", "conv", "head_conv", "mean", "max" or "random". `sharing`: how E and
@@ -61,6 +62,7 @@ class Options:
     rescale: bool = False
     window_length: int = 0
     global_tokens: int = 0
+    distance_bias: bool = False
     head_dim: int | None = None
     attention_dropout: float | None = None
     activation: str = "gelu"
@@ -109,8 +111,9 @@ class Options:
         if self.projection == "none":
             raise ValueError("projection is 'none'; for full attention use full_attn=True")
         Projection.check_options(self.projection, self.max_len, 1, self.sharing, self.rescale)
+        window = (self.window_length, self.global_tokens, self.distance_bias)
         for k in self.k_per_layer:
-            check_window(Projection.kinds[self.projection], k, self.window_length, self.global_tokens, "k")
+            check_window(Projection.kinds[self.projection], k, *window, "k")
         if self.full_attn and self.window_length:
             raise ValueError(
                 f"window_length={self.window_length} with full_attn=True, which sees every token exactly already; set "

@@ -38,6 +38,7 @@ NAMES = {
     "rescale": "rescale",
     "window_length": "window_length",
     "global_tokens": "global_tokens",
+    "distance_bias": "distance_bias",
     "head_dim": "head_dim",
     "attention_dropout": "attention_probs_dropout_prob",
     "activation": "hidden_act",
@@ -98,6 +99,8 @@ def attention_pairs(attention: LinearMultiHeadAttention, name: str) -> Pairs:
         yield from dense_pairs(layer, f"{name}{linear}")
     if attention.projection is not None:
         yield from projection_pairs(attention.projection, f"{name}projection")
+    if attention.distance_bias:
+        yield f"{name}distance_bias.weight", attention.distance_weight
 
 
 def projection_pairs(projection: Any, name: str) -> Pairs:
@@ -299,6 +302,7 @@ def attention_options(layer: Any) -> dict[str, Any]:
         "rescale": options.get("rescale", False),
         "window_length": layer.window_length,
         "global_tokens": layer.global_tokens,
+        "distance_bias": layer.distance_bias is not None,
         "dropout": layer.dropout,
         "use_bias": layer.query.bias is not None,
     }
@@ -416,4 +420,5 @@ def make_torch_attention(layer: LinearMultiHeadAttention) -> Any:
         context_dim=context_width,
         window_length=layer.window_length,
         global_tokens=layer.global_tokens,
+        distance_bias=layer.distance_bias,
     )

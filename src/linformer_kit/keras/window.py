@@ -3,17 +3,20 @@
 As in PyTorch, `models/window_linformer.py`: a query sees the tokens of its block and of the blocks on either side, each
 of `window_length` tokens, the first `global_tokens` tokens, and the K rows, each with the log of its mass outside of
 what the query sees added to its score: the number of tokens for `mean`, the share of the row for other projections.
+With a distance bias, a learned number for each head and distance is added to the score of a token in these blocks.
 
 Shapes: B batch, N tokens, n blocks, W window length, R far rows (global tokens, then the K rows), S columns of a
-softmax (3·W near tokens, then the far rows), M matrices (1 or H), K projected length, H heads, D head size.
+softmax (P = 3·W near tokens, then the far rows), M matrices (1 or H), K projected length, H heads, D head size, Z
+distances (4·W - 1).
 """
 
 from typing import Any
 
 from keras import ops
 
+from ..models.options_linformer import FIRST_BIAS
 from .projection import real_lengths
-from .tokens import Tensor, ceil_div, pad_to
+from .tokens import Tensor, at_least_float32, ceil_div, pad_to
 
 # added to scores that do not count; not minus infinity: padding may see nothing, and an empty softmax is nan
 HIDDEN = -1e30
@@ -62,3 +65,19 @@ def token_bias(length: Any, lengths_B: Tensor | None, window: int, global_tokens
 def row_bias(mass_BMnK: Tensor) -> Tensor:
     """(B or 1, M, n, K): the log of the mass of a row outside of what the block sees."""
     return ops.maximum(ops.log(mass_outside(ops.stop_gradient(mass_BMnK))), HIDDEN)
+
+
+def first_distance_bias(shape: tuple[int, int], dtype: str | None = None) -> Tensor:
+    """Initializer of a distance bias: zeros, and `FIRST_BIAS` at distance -1, 1, -2, 2 … of the heads in turn."""
+    distances, heads = shape
+    longest, head_H = distances // 2, ops.arange(heads, dtype="int32")
+    neighbor_H = (head_H // 2 % longest + 1) * (2 * (head_H % 2) - 1)
+    distance_Z1 = ops.arange(distances, dtype="int32")[:, None] - longest
+    return FIRST_BIAS * ops.cast(distance_Z1 == neighbor_H, dtype)
+
+
+def distance_bias_of_block(weight_ZH: Tensor, window: int) -> Tensor:
+    """(H, W, P): the distance bias of each query of a block and each near token, the same in all blocks."""
+    near_P = ops.arange(3 * window, dtype="int32") - window
+    distance_WP = near_P - ops.arange(window, dtype="int32")[:, None]
+    return ops.moveaxis(at_least_float32(ops.take(weight_ZH, distance_WP + 2 * window - 1, axis=0)), -1, 0)

@@ -31,7 +31,16 @@ from .projection_linformer import (
     scaled,
 )
 from .validation_linformer import boolean_mask, check_features, compute_dtype
-from .window_linformer import NearAndFar, Tiling, WindowAttention, column_bias, far_rows, first_tokens, near_tokens
+from .window_linformer import (
+    DistanceBias,
+    NearAndFar,
+    Tiling,
+    WindowAttention,
+    column_bias,
+    far_rows,
+    first_tokens,
+    near_tokens,
+)
 
 # queries per chunk when no gradient is needed: intermediate results stay in the processor's cache
 QUERY_CHUNK = 1024
@@ -91,6 +100,7 @@ class LinformerAttention(MultiHeadLayer):
       block of tokens and to the blocks on either side, in one softmax with the K rows (see `window_linformer.py`); 0
       for none. With a window, `projected_length` may be 0.
     - `global_tokens`: number of tokens at the beginning that all tokens attend to exactly.
+    - `distance_bias`: add a learned number for each head and distance to the scores of the tokens in the window.
 
     >>> attention = LinformerAttention(64, 4, max_length=1024, projected_length=32, window_length=50, global_tokens=1)
     >>> output, weights = attention(x, need_weights=True)
@@ -116,9 +126,10 @@ class LinformerAttention(MultiHeadLayer):
         context_dim: int | None = None,
         window_length: int = 0,
         global_tokens: int = 0,
+        distance_bias: bool = False,
     ):
         kind = Projection.kinds[choice("projection", projection, Projection.kinds)]
-        check_window(kind, projected_length, window_length, global_tokens)
+        check_window(kind, projected_length, window_length, global_tokens, distance_bias)
         if window_length and context_dim not in (None, embed_dim):
             raise ValueError(
                 f"context_dim={context_dim} with window_length={window_length}, but a window is for self-attention; "
@@ -139,6 +150,7 @@ class LinformerAttention(MultiHeadLayer):
             context_dim=context_dim,
         )
         self.window_length, self.global_tokens = window_length, global_tokens
+        self.distance_bias = DistanceBias(window_length, num_heads) if distance_bias else None
 
     @overload
     def forward(
@@ -461,8 +473,8 @@ class LinformerAttention(MultiHeadLayer):
         return projection
 
     def _fits_into_window(self, length: int) -> bool:
-        """Whether each of `length` tokens sees all others exactly: two blocks see each other."""
-        return is_static(length) and length <= 2 * self.window_length
+        """Whether `length` tokens have ordinary full attention: two blocks see each other."""
+        return is_static(length) and length <= 2 * self.window_length and self.distance_bias is None
 
     def near_and_far(
         self, x_BNC: Tensor, mask: Tensor | None, given: Projection | None, need_weights: bool, fused: bool
@@ -510,6 +522,7 @@ class LinformerAttention(MultiHeadLayer):
             far_rows(keys_BNF, key_rows, self.global_tokens),
             far_rows(values_BNF, value_rows, self.global_tokens),
             column_bias(tiling, real_B, mass_BMnK, keys_BNF.dtype).expand(x_BNC.shape[0], -1, -1, -1),
+            None if self.distance_bias is None else self.distance_bias(tiling).to(keys_BNF.dtype),
         )
 
     def _tokens_and_rows(
@@ -577,4 +590,5 @@ class LinformerAttention(MultiHeadLayer):
 
     def extra_repr(self) -> str:
         window = f", window_length={self.window_length}, global_tokens={self.global_tokens}"
+        window += "" if self.distance_bias is None else ", distance_bias=True"
         return super().extra_repr() + (window if self.window_length else "")

@@ -75,6 +75,8 @@ class LinformerConfig(PreTrainedConfig):
       tokens and to the blocks on either side, in one softmax with the K rows; 0 for none. With a window,
       `projected_length` may be 0.
     - `global_tokens`: number of tokens at the beginning that all tokens attend to exactly; needs `window_length`.
+    - `distance_bias`: add a learned number for each head and distance to the scores of the tokens in the window; needs
+      `window_length`.
     - `rescale`: give the keys and values of short inputs the scale of full ones.
     - `position_embedding`: "learned", "sinusoidal" or "none".
     - `norm_first`: layer norm before attention and feed-forward (pre-norm), or after them as in BERT.
@@ -117,6 +119,7 @@ class LinformerConfig(PreTrainedConfig):
     sharing: str = "headwise"
     window_length: int = 0
     global_tokens: int = 0
+    distance_bias: bool = False
     rescale: bool = False
     position_embedding: str = "learned"
     local_width: int = 0
@@ -218,7 +221,8 @@ class LinformerConfig(PreTrainedConfig):
         for length in self.projected_lengths:
             lengths = (self.max_position_embeddings, length or 1)
             Projection.check_options(self.projection, *lengths, self.sharing, self.rescale)
-            check_window(Projection.kinds[self.projection], length, self.window_length, self.global_tokens)
+            window = (self.window_length, self.global_tokens, self.distance_bias)
+            check_window(Projection.kinds[self.projection], length, *window)
         if self.is_decoder and self.window_length:
             raise ValueError(WINDOW_IN_DECODER.format(window_length=self.window_length))
         Projection.check_lengths(self.projection, self.projected_lengths, self.sharing)

@@ -116,8 +116,8 @@ class LinformerEncoder(nn.Module):
     torch.Size([2, 1000, 64])
 
     - `projected_length`: one number, or one per layer (higher layers need less).
-    - `window_length`, `global_tokens`: exact attention to the tokens around each token and to the first tokens, in one
-      softmax with the K rows; see `LinformerAttention`.
+    - `window_length`, `global_tokens`, `distance_bias`: exact attention to the tokens around each token and to the
+      first tokens, in one softmax with the K rows; see `LinformerAttention`.
     - `sharing="layerwise"`: all layers share one matrix, which the encoder owns; layers with a smaller
       `projected_length` use a part of it (`Projection.cut`).
     - `feed_forward`: "gelu", "relu", "gated" or "none".
@@ -146,6 +146,7 @@ class LinformerEncoder(nn.Module):
         bias: bool = True,
         window_length: int = 0,
         global_tokens: int = 0,
+        distance_bias: bool = False,
         norm_first: bool = True,
         final_norm: bool | None = None,
         feed_forward: str = "gelu",
@@ -197,6 +198,7 @@ class LinformerEncoder(nn.Module):
                     bias=bias,
                     window_length=window_length,
                     global_tokens=global_tokens,
+                    distance_bias=distance_bias,
                 ),
                 None
                 if feed_forward == "none"

@@ -52,6 +52,7 @@ from .validation_linformer import (
     check_spans,
     padding_mask,
 )
+from .window_linformer import DistanceBias
 
 
 class LinformerEmbeddings(nn.Module):
@@ -130,6 +131,7 @@ def make_attention(config: LinformerConfig, layer_idx: int, context_dim: int | N
         context_dim=context_dim,
         window_length=config.window_length,
         global_tokens=config.global_tokens,
+        distance_bias=config.distance_bias,
     )
 
 
@@ -330,9 +332,9 @@ class LinformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as BERT does; projections and local convolutions initialize themselves."""
+        """Initialize as BERT does; projections, local convolutions and distance biases initialize themselves."""
         super()._init_weights(module)
-        if not isinstance(module, Projection | LocalMixing):
+        if not isinstance(module, Projection | LocalMixing | DistanceBias):
             return
         if not all(getattr(t, "_is_hf_initialized", False) for t in (*module.parameters(), *module.buffers())):
             module.reset_parameters()

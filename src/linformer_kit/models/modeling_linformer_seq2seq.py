@@ -13,6 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from .cache_linformer import LinformerCache
 from .configuration_linformer import DECODER_SIZES, LinformerConfig
 from .modeling_linformer import LinformerGenerationMixin, LinformerModel, LinformerPreTrainedModel, make_map
+from .options_linformer import NO_WINDOW
 from .validation_linformer import check_classes, check_integers
 
 WORDS = "word_embeddings.weight"
@@ -70,9 +71,8 @@ def decoder_config(config: LinformerConfig) -> LinformerConfig:
         "add_cross_attention": True,
         "cross_attention_hidden_size": config.hidden_size,
         "projected_length": config.projected_lengths[-1],
-        "window_length": 0,
-        "global_tokens": 0,
         "type_vocab_size": 0,
+        **NO_WINDOW,
         **config.decoder_sizes(),
     }
     return stack_config(config, changes)

@@ -227,17 +227,29 @@ WINDOW_IN_DECODER = (
 )
 
 
+# the distance bias of a new layer at the neighbor that a head starts with: as much weight as 150 other columns have
+FIRST_BIAS = 5.0
+# for layers and models without a window
+NO_WINDOW: dict[str, Any] = {"window_length": 0, "global_tokens": 0, "distance_bias": False}
+
+
 def check_window(
     kind: type[ProjectionFacts],
     projected_length: int,
     window_length: int,
     global_tokens: int,
+    distance_bias: bool,
     rows_name: str = "projected_length",
 ) -> None:
     """Raise unless a layer can have this window, and this number of rows; `rows_name` is the option that sets it."""
     for name, value in (("window_length", window_length), ("global_tokens", global_tokens)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
             raise ValueError(f"{name} is {value!r}; it must be an integer of at least 0")
+    if boolean("distance_bias", distance_bias) and window_length == 0:
+        raise ValueError(
+            "distance_bias=True with window_length=0, but the distances are those between the tokens of a window; set "
+            "window_length, or distance_bias=False"
+        )
     if window_length == 0:
         if global_tokens:
             raise ValueError(

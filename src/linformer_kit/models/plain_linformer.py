@@ -42,7 +42,8 @@ def plain_window_attention(
 ) -> Tensor:
     """One softmax over all tokens, of which a query sees those in its window, and the K rows: (B, P, C).
 
-    To the score of a row is added the log of its mass outside of what the query sees.
+    To the score of a row is added the log of its mass outside of what the query sees, to that of a token in the window
+    the distance bias, if there is one.
     `position_P` are the queries, by default all tokens. There is no padding.
 
     >>> layer = LinformerAttention(16, 2, max_length=30, projected_length=4, window_length=5, global_tokens=1)
@@ -55,6 +56,11 @@ def plain_window_attention(
     is_near_PN = (position_P[:, None] // window - token_N // window).abs() <= 1
     is_seen_PN = is_near_PN | (token_N < layer.global_tokens)
     bias_BHPX = torch.zeros_like(is_seen_PN, dtype=x_BNC.dtype).masked_fill(~is_seen_PN, -torch.inf)[None, None]
+    if layer.distance_bias is not None:
+        distance_PN = token_N - position_P[:, None]
+        number_PN = (distance_PN + 2 * window - 1).clamp(0, 4 * window - 2)
+        bias_HPN = layer.distance_bias.weight[number_PN].movedim(-1, 0)
+        bias_BHPX = bias_BHPX + bias_HPN.masked_fill(~is_near_PN, 0)
     keys_BHXD, values_BHXD = projected_rows(layer, NoProjection(), x_BNC)  # of all tokens
     if layer.projected_length:
         projection = layer.projection if projection is None else projection.cut(layer.projected_length)

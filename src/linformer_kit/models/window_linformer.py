@@ -7,6 +7,9 @@ tokens, and the first `global_tokens` tokens. `mass_i` says, for each row, how m
 number of tokens for `mean`, the share of the row for other projections. A row of which nothing lies outside takes no
 part, so an input that fits into the window has ordinary full attention.
 
+With a distance bias, `bias_h(j - i)` is added to the score of query i and token j of its blocks, a learned number for
+each head h and distance.
+
 Queries are processed in tiles of one block, or of several if blocks are short: the products need some size to be fast.
 
 Shapes: B batch, N tokens, n blocks, T tiles, Q tokens in a tile, P near tokens (N, filled up to tiles, and a block more
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .multihead_linformer import softmax_attention
+from .options_linformer import FIRST_BIAS
 from .projection_linformer import at_least_float32, is_static, real_tokens_first, split_windows, windows
 from .reversible_linformer import AutocastState, RandomState, can_recompute
 
@@ -75,6 +79,48 @@ class NearAndFar(NamedTuple):
     far_keys_BRF: Tensor
     far_values_BRF: Tensor
     bias_BMnS: Tensor  # added to the scores, for each block; M is 1, or G if each key-value head has its own E
+    distance_bias_HQP: Tensor | None  # added to the scores of the near tokens of each tile
+
+
+class DistanceBias(nn.Module):
+    """A learned number for each head and distance between query and token, added to their score: `bias_h(j - i)`.
+
+    A new head attends to one neighbor: the heads of a layer to those at distance -1, 1, -2, 2 and so on. With zeros
+    instead, heads learn slowly which of the tokens are adjacent (docs/log.md).
+
+    >>> bias = DistanceBias(window_length=4, num_heads=2)
+    >>> bias.weight.shape, bias(Tiling.of(10, 4, 0, single_blocks=True)).shape
+    (torch.Size([15, 2]), torch.Size([2, 4, 12]))
+    """
+
+    def __init__(self, window_length: int, num_heads: int):
+        super().__init__()
+        self.longest = 2 * window_length - 1  # the longest distance in a block and its neighbors
+        self.weight = nn.Parameter(torch.empty(2 * self.longest + 1, num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Zeros, and `FIRST_BIAS` at one neighbor for each head."""
+        with torch.no_grad():
+            self.weight.zero_()
+            for head in range(self.weight.shape[1]):
+                distance = head // 2 % self.longest + 1
+                self.weight[self.longest + (distance if head % 2 else -distance), head] = FIRST_BIAS
+
+    def for_this_window(self, other: Tensor | None) -> Tensor:
+        """The weight of a distance bias for another window, with zeros for distances that it does not have."""
+        if other is None:
+            return torch.zeros_like(self.weight)
+        longer = self.longest - other.shape[0] // 2
+        return nn.functional.pad(other, (0, 0, longer, longer))
+
+    def forward(self, tiling: Tiling) -> Tensor:
+        """(H, Q, near tokens of a tile). Distances beyond the window, which the queries do not see, have any number."""
+        device = self.weight.device
+        near_P = torch.arange(tiling.near, device=device) - tiling.window
+        distance_QP = near_P - torch.arange(tiling.size, device=device)[:, None]
+        number_QP = distance_QP.clamp(-self.longest, self.longest) + self.longest
+        return nn.functional.embedding(number_QP, self.weight).movedim(-1, 0)
 
 
 def near_tokens(features_BNF: Tensor, tiling: Tiling) -> Tensor:
@@ -213,7 +259,8 @@ class WindowAttention(NamedTuple):
         """All tiles at once: heads, and on request the (B, H, N, S) weights."""
         keys_BTSF = tile_columns(context.near_keys_BPF, context.far_keys_BRF, self.tiling)
         values_BTSF = tile_columns(context.near_values_BPF, context.far_values_BRF, self.tiling)
-        return self.attend(query_BNF, keys_BTSF, values_BTSF, context.bias_BMnS, need_weights)
+        biases = (context.bias_BMnS, context.distance_bias_HQP)
+        return self.attend(query_BNF, keys_BTSF, values_BTSF, *biases, need_weights)
 
     def attend(
         self,
@@ -221,18 +268,21 @@ class WindowAttention(NamedTuple):
         keys_BTSF: Tensor,
         values_BTSF: Tensor,
         bias_BMnS: Tensor,
+        distance_bias_HQP: Tensor | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Each tile of queries attends to its columns."""
+        has_gradient = torch.is_grad_enabled() or torch.compiler.is_compiling()
         query_BTQF = split_windows(query_BNF, self.tiling.size)
         heads_XHQD, weights_XHQS = softmax_attention(
             self._heads(query_BTQF, self.num_heads),
             self._heads(keys_BTSF, self.num_kv_heads),
             self._heads(values_BTSF, self.num_kv_heads),
-            self._bias(bias_BMnS),
+            self._bias(bias_BMnS, distance_bias_HQP),
             self.dropout,
             need_weights,
-            self.fused,
+            # the fused kernel has no gradient for what is added to the scores
+            self.fused and not (distance_bias_HQP is not None and has_gradient),
         )
         tiles = query_BTQF.shape[:2]
         heads_BNF = heads_XHQD.transpose(1, 2).flatten(2).unflatten(0, tiles).flatten(1, 2)
@@ -245,14 +295,18 @@ class WindowAttention(NamedTuple):
         features_XGSD = all_tiles(features_BTSF).unflatten(-1, (heads, -1)).transpose(1, 2)
         return features_XGSD if heads == self.num_heads else features_XGSD.repeat_interleave(self._group, dim=1)
 
-    def _bias(self, bias_BMnS: Tensor) -> Tensor:
-        """(B, M, n, S) to (B·T, 1 or H, 1 or Q, S)."""
+    def _bias(self, bias_BMnS: Tensor, distance_bias_HQP: Tensor | None) -> Tensor:
+        """What is added to the scores, (B·T, 1 or H, 1 or Q, S)."""
         blocks = self.tiling.blocks_per_tile
         bias_BMTnS = bias_BMnS.unsqueeze(3) if blocks == 1 else split_windows(bias_BMnS, blocks)
         bias_XMnS = all_tiles(bias_BMTnS.transpose(1, 2))
         if bias_BMnS.shape[1] > 1:
             bias_XMnS = bias_XMnS.repeat_interleave(self._group, dim=1)
-        return bias_XMnS if blocks == 1 else bias_XMnS.repeat_interleave(self.tiling.window, dim=2)
+        bias_XMQS = bias_XMnS if blocks == 1 else bias_XMnS.repeat_interleave(self.tiling.window, dim=2)
+        if distance_bias_HQP is None:
+            return bias_XMQS
+        far = bias_BMnS.shape[-1] - self.tiling.near
+        return bias_XMQS + nn.functional.pad(distance_bias_HQP, (0, far))
 
     @property
     def _group(self) -> int:
@@ -280,6 +334,7 @@ class WindowAttention(NamedTuple):
             context.far_keys_BRF[examples],
             context.far_values_BRF[examples],
             context.bias_BMnS[examples, :, tiles.start * blocks : tiles.stop * blocks],
+            context.distance_bias_HQP,
         )
 
     def rows(self, tiles: slice) -> slice:
@@ -291,7 +346,7 @@ class _InChunks(torch.autograd.Function):
     """`WindowAttention.whole` in chunks: the backward pass computes columns and weights again."""
 
     @staticmethod
-    def forward(ctx: Any, attention: WindowAttention, query_BNF: Tensor, *context: Tensor) -> Tensor:
+    def forward(ctx: Any, attention: WindowAttention, query_BNF: Tensor, *context: Any) -> Tensor:
         ctx.attention, ctx.autocast = attention, AutocastState(query_BNF.device)
         ctx.random = RandomState(query_BNF.device) if attention.dropout else None
         ctx.save_for_backward(query_BNF, *context)
@@ -317,7 +372,9 @@ class _InChunks(torch.autograd.Function):
         near = [torch.zeros_like(tensor) for tensor in context[:2]]
         # many tiles add to these
         far = [torch.zeros_like(at_least_float32(tensor)) for tensor in context[2:4]]
-        gradients = NearAndFar(near[0], near[1], far[0], far[1], context.bias_BMnS)
+        gradients = NearAndFar(near[0], near[1], far[0], far[1], context.bias_BMnS, None)
+        bias_HQP = context.distance_bias_HQP
+        grad_bias_HQP = None if bias_HQP is None else torch.zeros_like(at_least_float32(bias_HQP))
         for examples, tiles in attention.chunks(query_BNF.shape[0], tiling.tiles):
             rows, piece = attention.rows(tiles), attention.piece(context, examples, tiles)
             leaves = [
@@ -325,13 +382,18 @@ class _InChunks(torch.autograd.Function):
                 tile_columns(piece.near_keys_BPF, piece.far_keys_BRF, tiling),
                 tile_columns(piece.near_values_BPF, piece.far_values_BRF, tiling),
             ]
+            leaves += [] if bias_HQP is None else [bias_HQP]
             leaves = [leaf.detach().requires_grad_() for leaf in leaves]
             with torch.enable_grad(), ctx.autocast.restored():
-                heads_BNF, _ = attention.attend(*leaves, piece.bias_BMnS)
-            grad_query_BNF[examples, rows], key_columns, value_columns = torch.autograd.grad(
+                heads_BNF, _ = attention.attend(*leaves[:3], piece.bias_BMnS, *leaves[3:])
+            grad_query_BNF[examples, rows], key_columns, value_columns, *of_bias = torch.autograd.grad(
                 heads_BNF, leaves, grad_BNF[examples, rows]
             )
+            if grad_bias_HQP is not None:
+                grad_bias_HQP += of_bias[0]
             total = attention.piece(gradients, examples, tiles)
             add_columns(total.near_keys_BPF, total.far_keys_BRF, key_columns, tiling)
             add_columns(total.near_values_BPF, total.far_values_BRF, value_columns, tiling)
-        return None, grad_query_BNF, *near, *(total.to(query_BNF.dtype) for total in far), None
+        if bias_HQP is not None and grad_bias_HQP is not None:
+            grad_bias_HQP = grad_bias_HQP.to(bias_HQP.dtype)
+        return None, grad_query_BNF, *near, *(total.to(query_BNF.dtype) for total in far), None, grad_bias_HQP

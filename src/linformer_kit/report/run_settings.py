@@ -6,6 +6,7 @@ from typing import Any
 from ..errors import UserError
 from ..files import read_json
 from ..models.configuration_linformer import LinformerConfig
+from ..models.options_linformer import NO_WINDOW
 from ..models.projection_linformer import Projection
 from ..training.config import DERIVED_FIELDS, config_to_dict, model_settings
 from ..training.run import CHANGEABLE_KEYS, RunFolder, flatten_keys
@@ -41,7 +42,7 @@ def effective_config(run: Run) -> dict[str, Any]:
         unused |= {"projected_length"}
         model["projection"] = "none" if has_full_decoder else model["projection"]
     if model["projection"] == "none":
-        unused |= {"projected_length", "window_length", "global_tokens", "rescale"}
+        unused |= {"projected_length", *NO_WINDOW, "rescale"}
         unused |= {"decoder_attention", "block_length", "slots"}
     if model["projection"] and not Projection.kinds[model["projection"]].has_matrices:
         unused |= {"sharing"}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 
 from ..errors import UserError
-from ..models.options_linformer import nearest_of
+from ..models.options_linformer import NO_WINDOW, nearest_of
 from ..schema import (
     AT_LEAST_1,
     NOT_NEGATIVE,
@@ -187,7 +187,7 @@ class RunConfig:
 
 # fields of the initial model (`model.from`) that a run may change: their weights can be kept or initialized
 CHANGEABLE_MODEL_FIELDS = {
-    *("attention", "projection", "projected_length", "sharing", "rescale", "window_length", "global_tokens"),
+    *("attention", "projection", "projected_length", "sharing", "rescale", *NO_WINDOW),
     *("decoder_attention", "block_length", "slots", "max_position_embeddings"),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
 }
@@ -383,7 +383,7 @@ def model_settings(model: dict[str, Any]) -> dict[str, Any]:
         del settings["projected_length"]
     # without E there is nothing to share or to rescale, and every token is in the window
     full = {"projection": "none", "decoder_attention": "full", "sharing": "headwise", "rescale": False}
-    return settings | full | {"window_length": 0, "global_tokens": 0}
+    return settings | full | NO_WINDOW
 
 
 def resolve_model_config(model: dict[str, Any]) -> "LinformerConfig":

@@ -11,7 +11,9 @@ from ..errors import UserError
 from ..models.configuration_linformer import LinformerConfig
 from ..models.modeling_linformer import LinformerForCausalLM, LinformerForMaskedLM, LinformerForSequenceClassification
 from ..models.modeling_linformer_seq2seq import LinformerForConditionalGeneration
+from ..models.options_linformer import NO_WINDOW
 from ..models.projection_linformer import Projection
+from ..models.window_linformer import DistanceBias
 from .config import RunConfig, check_not_checkpointing, model_settings
 from .tokenizer import end_token, start_token
 
@@ -95,10 +97,11 @@ def load_initial_model(
 def convert_attention(model: PreTrainedModel, changes: dict[str, Any]) -> PreTrainedModel:
     """The same weights in a model with another attention or maximum length; a new E or F is initialized.
 
-    For example, a model with full attention, trained on short inputs, becomes a Linformer for long ones.
+    A new distance bias is zero, and so are the new distances of a longer window. For example, a model with full
+    attention, trained on short inputs, becomes a Linformer for long ones.
     """
     if changes.get("window_length") == 0:  # what needs a window goes with it
-        changes = {"global_tokens": 0, **changes}
+        changes = NO_WINDOW | changes
         if 0 in model.config.projected_lengths:
             changes = {"projected_length": LinformerConfig.projected_length, **changes}
     length = changes.get("max_position_embeddings", model.config.max_position_embeddings)
@@ -116,6 +119,9 @@ def convert_attention(model: PreTrainedModel, changes: dict[str, Any]) -> PreTra
         is_of_projection = any(name.startswith(each) for each in projections)
         if name not in fresh or (is_of_projection and (is_other_kind or fresh[name].shape != weights[name].shape)):
             del weights[name]
+    for name, module in changed.named_modules():
+        if isinstance(module, DistanceBias):
+            weights[f"{name}.weight"] = module.for_this_window(weights.get(f"{name}.weight"))
     missing = changed.load_state_dict(weights, strict=False).missing_keys
     assert all(any(name.startswith(each) for each in projections) for name in missing), missing
     return changed
