@@ -826,6 +826,38 @@ MUTATIONS = [
         WINDOW,
         "fits",
     ),
+    Mutation(
+        "the distance bias is that of the opposite distance",
+        "models/window_linformer.py",
+        "distance_QP = near_P - torch.arange(tiling.size, device=device)[:, None]",
+        "distance_QP = torch.arange(tiling.size, device=device)[:, None] - near_P",
+        WINDOW,
+        "reference or band",
+    ),
+    Mutation(
+        "the distance bias has the gradient of the last chunk",
+        "models/window_linformer.py",
+        "grad_bias_HQP += of_bias[0]",
+        "grad_bias_HQP = of_bias[0]",
+        WINDOW,
+        "gradients",
+    ),
+    Mutation(
+        "short inputs have no distance bias",
+        "models/attention_linformer.py",
+        "length <= 2 * self.window_length and self.distance_bias is None",
+        "length <= 2 * self.window_length",
+        WINDOW,
+        "reference",
+    ),
+    Mutation(
+        "a new distance bias changes a trained model",
+        "models/window_linformer.py",
+        "return torch.zeros_like(self.weight)",
+        "return self.weight",
+        "tests/test_training_parts.py",
+        "continues_with_a_window",
+    ),
 ]
 
 
