@@ -29,7 +29,7 @@ SIZES = {"embed_dim": 12, "num_heads": 4, "num_kv_heads": 2, "head_dim": 5, "max
 def small_tiles(monkeypatch):
     """Tiles of several blocks, and chunks of several tiles, in short inputs."""
     monkeypatch.setattr(window_linformer, "TILE", 6)
-    monkeypatch.setattr(window_linformer, "QUERY_CHUNK", 13)
+    monkeypatch.setattr(window_linformer, "KEY_CHUNK", 400)
 
 
 def build(projection="dynamic", sharing="headwise", window_length=3, global_tokens=0, **options):
@@ -257,6 +257,26 @@ def test_dropout_draws_the_same_numbers_in_the_backward_pass(sharing):
     assert_close((gradient * direction).sum(), numeric.detach(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("distance_bias", [False, True])
+def test_dropout_of_a_kernel_that_draws_its_own_numbers(monkeypatch, distance_bias):
+    """As on GPUs. The output is linear in W_V and b_V, so its product with the gradient is the output again."""
+    layer, _ = build("mean", dropout=0.4, distance_bias=distance_bias)
+    torch.nn.init.zeros_(layer.output.bias)
+
+    def fused(query, keys, values, attn_mask, dropout_p):
+        dropped = torch.rand(query.shape[-2], *query.shape[:2], keys.shape[-2]).movedim(0, 2) < dropout_p
+        scores = query @ keys.mT / query.shape[-1] ** 0.5 + attn_mask
+        return (scores.softmax(dim=-1).masked_fill(dropped, 0) / (1 - dropout_p)) @ values
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", fused)
+    x, upstream = torch.randn(2, 23, 12), torch.randn(2, 23, 12)
+    loss = (layer(x) * upstream).sum()
+    leaves = list(layer.value.parameters())
+    gradients = torch.autograd.grad(loss, leaves)
+    assert_close(sum((leaf * gradient).sum() for leaf, gradient in zip(leaves, gradients, strict=True)), loss)
+
+
 @pytest.mark.parametrize("distance_bias", [False, True])
 def test_the_backward_pass_keeps_neither_columns_nor_weights(distance_bias):
     """Only a few tensors of N × C: not the 3w + K columns of each block, not the N × (3w + K) weights."""
@@ -334,7 +354,7 @@ def test_a_compiled_layer_is_one_graph_without_breaks(projection):
 
 
 def test_shapes_are_computed_on_meta_tensors(monkeypatch):
-    monkeypatch.setattr(window_linformer, "QUERY_CHUNK", 512)
+    monkeypatch.setattr(window_linformer, "KEY_CHUNK", 2**18)
     layer = LinformerAttention(64, 4, max_length=2**20, projected_length=16, projection="mean", window_length=64)
     layer.to("meta")
     assert layer(torch.empty(1, 100_000, 64, device="meta")).shape == (1, 100_000, 64)
@@ -376,6 +396,7 @@ def test_a_window_of_zero_is_the_layer_without_a_window():
 def test_a_tiling_covers_the_tokens():
     assert Tiling.of(100, 3, 0) == Tiling(window=3, global_tokens=0, blocks_per_tile=2, tiles=17)
     assert Tiling.of(5, 3, 0).blocks == 2
+    assert Tiling.of(5, 30, 0) == Tiling(window=3, global_tokens=0, blocks_per_tile=2, tiles=1)  # no longer than needed
     assert Tiling.of(100, 8, 1).size == 8
 
 
@@ -404,11 +425,19 @@ def test_options_without_a_meaning_are_refused(options, message):
             build_one()
 
 
+@pytest.mark.usefixtures("float64")
 def test_all_parameters_have_a_gradient_for_short_inputs_too():
     """Distributed training stops at parameters without one."""
     layer, _ = build("linear", window_length=6, distance_bias=True)
-    layer(torch.randn(1, 9, 12)).square().sum().backward()
+    x = torch.randn(1, 9, 12)
+    layer(x).square().sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
+    # a frozen bias has none, and does not change the others
+    expected = {name: parameter.grad for name, parameter in layer.named_parameters() if "distance" not in name}
+    layer.zero_grad()
+    layer.distance_bias.requires_grad_(False)
+    layer(x).square().sum().backward()
+    assert_close({name: each.grad for name, each in layer.named_parameters() if each.grad is not None}, expected)
 
 
 def test_torch_func_computes_the_gradient():

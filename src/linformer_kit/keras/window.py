@@ -68,11 +68,11 @@ def row_bias(mass_BMnK: Tensor) -> Tensor:
 
 
 def first_distance_bias(shape: tuple[int, int], dtype: str | None = None) -> Tensor:
-    """Initializer of a distance bias: zeros, and `FIRST_BIAS` at distance -1, 1, -2, 2 … of the heads in turn."""
+    """Initializer of a distance bias: zeros, and `FIRST_BIAS` at distance -1, 1, -2, 2 … for successive heads."""
     distances, heads = shape
-    longest, head_H = distances // 2, ops.arange(heads, dtype="int32")
-    neighbor_H = (head_H // 2 % longest + 1) * (2 * (head_H % 2) - 1)
-    distance_Z1 = ops.arange(distances, dtype="int32")[:, None] - longest
+    window, head_H = (distances + 1) // 4, ops.arange(heads, dtype="int32")
+    neighbor_H = (head_H // 2 % window + 1) * (2 * (head_H % 2) - 1)
+    distance_Z1 = ops.arange(distances, dtype="int32")[:, None] - distances // 2
     return FIRST_BIAS * ops.cast(distance_Z1 == neighbor_H, dtype)
 
 

@@ -26,6 +26,7 @@ from .projection_linformer import (
     Matrices,
     NoProjection,
     Projection,
+    at_least_float32,
     is_static,
     real_tokens_first,
     scaled,
@@ -513,7 +514,7 @@ class LinformerAttention(MultiHeadLayer):
         else:
             keys_BNF, values_BNF, key_rows, value_rows, E = self._tokens_and_rows(projection, x_BNC, lengths_B)
             key_rows, value_rows = projection.finish(key_rows, value_rows)
-            blocks = Blocks(tiling.blocks, self.window_length, skipped=self.global_tokens)
+            blocks = Blocks(tiling.blocks, tiling.window, skipped=self.global_tokens)
             mass_BMnK = projection.mass_in_blocks(x_BNC, lengths_B, blocks, E)
         real_B = torch.full((1,), length, device=x_BNC.device) if lengths_B is None else lengths_B
         return NearAndFar(
@@ -522,7 +523,7 @@ class LinformerAttention(MultiHeadLayer):
             far_rows(keys_BNF, key_rows, self.global_tokens),
             far_rows(values_BNF, value_rows, self.global_tokens),
             column_bias(tiling, real_B, mass_BMnK, keys_BNF.dtype).expand(x_BNC.shape[0], -1, -1, -1),
-            None if self.distance_bias is None else self.distance_bias(tiling).to(keys_BNF.dtype),
+            None if self.distance_bias is None else at_least_float32(self.distance_bias(tiling)),
         )
 
     def _tokens_and_rows(
@@ -576,11 +577,11 @@ class LinformerAttention(MultiHeadLayer):
 
         is_empty_B = None if lengths_B is None else lengths_B == 0
         is_whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_static(length)
-        if is_whole or need_weights or attention.is_one_chunk(x_BNC.shape[0]):
+        if is_whole or need_weights or attention.is_one_chunk(context):
             heads_BNF, weights = attend(x_BNC, context, is_empty_B, tiling.tiles)
             return self.output(heads_BNF), None if weights is None else first_tokens(weights, length)
         output_BNC = context.near_values_BPF.new_empty(*x_BNC.shape[:2], self.embed_dim)
-        for examples, tiles in attention.chunks(x_BNC.shape[0], tiling.tiles):
+        for examples, tiles in attention.chunks(context):
             rows = attention.rows(tiles)
             piece = attention.piece(context, examples, tiles)
             is_empty = None if is_empty_B is None else is_empty_B[examples]

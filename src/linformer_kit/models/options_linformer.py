@@ -227,7 +227,8 @@ WINDOW_IN_DECODER = (
 )
 
 
-# the distance bias of a new layer at the neighbor that a head starts with: as much weight as 150 other columns have
+# the distance bias of a new layer at the neighbor that a head starts with; e^5 ≈ 150: as much weight as 150 other
+# columns with equal scores
 FIRST_BIAS = 5.0
 # for layers and models without a window
 NO_WINDOW: dict[str, Any] = {"window_length": 0, "global_tokens": 0, "distance_bias": False}

@@ -42,8 +42,8 @@ def plain_window_attention(
 ) -> Tensor:
     """One softmax over all tokens, of which a query sees those in its window, and the K rows: (B, P, C).
 
-    To the score of a row is added the log of its mass outside of what the query sees, to that of a token in the window
-    the distance bias, if there is one.
+    The log of a row's mass outside of what the query sees is added to its score, and the distance bias, if there is
+    one, to that of a token in the window.
     `position_P` are the queries, by default all tokens. There is no padding.
 
     >>> layer = LinformerAttention(16, 2, max_length=30, projected_length=4, window_length=5, global_tokens=1)

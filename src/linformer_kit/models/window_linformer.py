@@ -31,8 +31,9 @@ from .reversible_linformer import AutocastState, RandomState, can_recompute
 
 # tokens per tile, at least, if blocks are shorter
 TILE = 64
-# queries per chunk: intermediate results stay in the processor's cache, and are computed again in the backward pass
-QUERY_CHUNK = 512
+# size of the intermediate results of a chunk of tiles, which stay in the processor's cache and are computed again in
+# the backward pass: numbers in the keys of its columns, and scores, which only a layer with a distance bias stores
+KEY_CHUNK, SCORE_CHUNK = 2**18, 2**19
 
 
 class Tiling(NamedTuple):
@@ -48,6 +49,8 @@ class Tiling(NamedTuple):
         """The tiling of `length` tokens; `single_blocks`: a block is a tile, as in graphs for all lengths."""
         blocks_per_tile = 1
         if is_static(length) and not single_blocks:
+            if length <= 2 * window:  # two blocks see each other, and need not be longer than the input
+                window = (length + 1) // 2
             blocks_per_tile = min(max(1, TILE // window), windows(length, window))
         return cls(window, global_tokens, blocks_per_tile, windows(length, blocks_per_tile * window))
 
@@ -79,14 +82,14 @@ class NearAndFar(NamedTuple):
     far_keys_BRF: Tensor
     far_values_BRF: Tensor
     bias_BMnS: Tensor  # added to the scores, for each block; M is 1, or G if each key-value head has its own E
-    distance_bias_HQP: Tensor | None  # added to the scores of the near tokens of each tile
+    distance_bias_HQP: Tensor | None  # added to the scores of the near tokens of each tile, at least float32
 
 
 class DistanceBias(nn.Module):
     """A learned number for each head and distance between query and token, added to their score: `bias_h(j - i)`.
 
-    A new head attends to one neighbor: the heads of a layer to those at distance -1, 1, -2, 2 and so on. With zeros
-    instead, heads learn slowly which of the tokens are adjacent (docs/log.md).
+    A new head attends to one neighbor: at distance -1 for the first head, then 1, -2, 2 and so on. With zeros instead,
+    heads learn slowly which of the tokens are adjacent (docs/log.md).
 
     >>> bias = DistanceBias(window_length=4, num_heads=2)
     >>> bias.weight.shape, bias(Tiling.of(10, 4, 0, single_blocks=True)).shape
@@ -95,6 +98,7 @@ class DistanceBias(nn.Module):
 
     def __init__(self, window_length: int, num_heads: int):
         super().__init__()
+        self.window_length = window_length
         self.longest = 2 * window_length - 1  # the longest distance in a block and its neighbors
         self.weight = nn.Parameter(torch.empty(2 * self.longest + 1, num_heads))
         self.reset_parameters()
@@ -104,7 +108,7 @@ class DistanceBias(nn.Module):
         with torch.no_grad():
             self.weight.zero_()
             for head in range(self.weight.shape[1]):
-                distance = head // 2 % self.longest + 1
+                distance = head // 2 % self.window_length + 1  # which all queries see, but for the ends of the input
                 self.weight[self.longest + (distance if head % 2 else -distance), head] = FIRST_BIAS
 
     def for_this_window(self, other: Tensor | None) -> Tensor:
@@ -115,12 +119,15 @@ class DistanceBias(nn.Module):
         return nn.functional.pad(other, (0, 0, longer, longer))
 
     def forward(self, tiling: Tiling) -> Tensor:
-        """(H, Q, near tokens of a tile). Distances beyond the window, which the queries do not see, have any number."""
+        """(H, Q, near tokens of a tile). Entries beyond the window are arbitrary: these tokens are hidden."""
         device = self.weight.device
         near_P = torch.arange(tiling.near, device=device) - tiling.window
         distance_QP = near_P - torch.arange(tiling.size, device=device)[:, None]
         number_QP = distance_QP.clamp(-self.longest, self.longest) + self.longest
         return nn.functional.embedding(number_QP, self.weight).movedim(-1, 0)
+
+    def extra_repr(self) -> str:
+        return f"window_length={self.window_length}, num_heads={self.weight.shape[1]}"
 
 
 def near_tokens(features_BNF: Tensor, tiling: Tiling) -> Tensor:
@@ -272,7 +279,6 @@ class WindowAttention(NamedTuple):
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Each tile of queries attends to its columns."""
-        has_gradient = torch.is_grad_enabled() or torch.compiler.is_compiling()
         query_BTQF = split_windows(query_BNF, self.tiling.size)
         heads_XHQD, weights_XHQS = softmax_attention(
             self._heads(query_BTQF, self.num_heads),
@@ -281,14 +287,25 @@ class WindowAttention(NamedTuple):
             self._bias(bias_BMnS, distance_bias_HQP),
             self.dropout,
             need_weights,
-            # the fused kernel has no gradient for what is added to the scores
-            self.fused and not (distance_bias_HQP is not None and has_gradient),
+            self._is_fused(distance_bias_HQP),
         )
         tiles = query_BTQF.shape[:2]
         heads_BNF = heads_XHQD.transpose(1, 2).flatten(2).unflatten(0, tiles).flatten(1, 2)
         if weights_XHQS is None:
             return heads_BNF, None
         return heads_BNF, weights_XHQS.unflatten(0, tiles).transpose(1, 2).flatten(2, 3)
+
+    def _is_fused(self, distance_bias_HQP: Tensor | None) -> bool:
+        """Whether a fused kernel is used: it has no gradient for what is added to the scores.
+
+        With dropout, the backward pass must draw its numbers in the same way as the forward pass.
+        """
+        if not self.fused or distance_bias_HQP is None:
+            return self.fused
+        # graphs and transformations of torch.func do not tell what needs a gradient
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return False
+        return not (distance_bias_HQP.requires_grad and (torch.is_grad_enabled() or self.dropout > 0))
 
     def _heads(self, features_BTSF: Tensor, heads: int) -> Tensor:
         """(B, T, S, F) to (B·T, H, S, D)."""
@@ -306,23 +323,31 @@ class WindowAttention(NamedTuple):
         if distance_bias_HQP is None:
             return bias_XMQS
         far = bias_BMnS.shape[-1] - self.tiling.near
-        return bias_XMQS + nn.functional.pad(distance_bias_HQP, (0, far))
+        return bias_XMQS + nn.functional.pad(distance_bias_HQP.to(bias_XMQS.dtype), (0, far))
 
     @property
     def _group(self) -> int:
         return self.num_heads // self.num_kv_heads
 
-    def chunks(self, batch: int, tiles: int) -> Iterator[tuple[slice, slice]]:
-        """Examples and tiles of about `QUERY_CHUNK` queries at a time."""
-        some = max(1, QUERY_CHUNK // self.tiling.size)
+    def tiles_per_chunk(self, context: NearAndFar) -> int:
+        """The number of tiles that are processed at once."""
+        columns, features = context.bias_BMnS.shape[-1], context.near_keys_BPF.shape[-1]
+        tiles = KEY_CHUNK // (columns * features)
+        if context.distance_bias_HQP is not None:
+            tiles = min(tiles, SCORE_CHUNK // (self.num_heads * self.tiling.size * columns))
+        return max(1, tiles)
+
+    def chunks(self, context: NearAndFar) -> Iterator[tuple[slice, slice]]:
+        """Examples and tiles that are processed at once."""
+        batch, tiles, some = context.bias_BMnS.shape[0], self.tiling.tiles, self.tiles_per_chunk(context)
         examples, some = max(1, some // tiles), min(some, tiles)
         for example in range(0, batch, examples):
             for tile in range(0, tiles, some):
                 yield slice(example, min(example + examples, batch)), slice(tile, min(tile + some, tiles))
 
-    def is_one_chunk(self, batch: int) -> bool:
+    def is_one_chunk(self, context: NearAndFar) -> bool:
         """Whether all queries of the batch are processed at once."""
-        return batch * self.tiling.tiles * self.tiling.size <= QUERY_CHUNK
+        return context.bias_BMnS.shape[0] * self.tiling.tiles <= self.tiles_per_chunk(context)
 
     def piece(self, context: NearAndFar, examples: slice, tiles: slice) -> NearAndFar:
         """What the queries of these tiles attend to."""
@@ -350,9 +375,9 @@ class _InChunks(torch.autograd.Function):
         ctx.attention, ctx.autocast = attention, AutocastState(query_BNF.device)
         ctx.random = RandomState(query_BNF.device) if attention.dropout else None
         ctx.save_for_backward(query_BNF, *context)
-        heads_BNF = torch.empty_like(query_BNF)
-        for examples, tiles in attention.chunks(query_BNF.shape[0], attention.tiling.tiles):
-            rows, piece = attention.rows(tiles), attention.piece(NearAndFar(*context), examples, tiles)
+        heads_BNF, whole = torch.empty_like(query_BNF), NearAndFar(*context)
+        for examples, tiles in attention.chunks(whole):
+            rows, piece = attention.rows(tiles), attention.piece(whole, examples, tiles)
             heads_BNF[examples, rows] = attention.whole(query_BNF[examples, rows], piece)[0]
         return heads_BNF
 
@@ -373,19 +398,21 @@ class _InChunks(torch.autograd.Function):
         # many tiles add to these
         far = [torch.zeros_like(at_least_float32(tensor)) for tensor in context[2:4]]
         gradients = NearAndFar(near[0], near[1], far[0], far[1], context.bias_BMnS, None)
-        bias_HQP = context.distance_bias_HQP
-        grad_bias_HQP = None if bias_HQP is None else torch.zeros_like(at_least_float32(bias_HQP))
-        for examples, tiles in attention.chunks(query_BNF.shape[0], tiling.tiles):
+        bias_HQP = None if context.distance_bias_HQP is None else context.distance_bias_HQP.detach()
+        grad_bias_HQP = None
+        if bias_HQP is not None and ctx.needs_input_grad[-1]:
+            grad_bias_HQP = torch.zeros_like(bias_HQP.requires_grad_())
+        for examples, tiles in attention.chunks(context):
             rows, piece = attention.rows(tiles), attention.piece(context, examples, tiles)
             leaves = [
                 query_BNF[examples, rows],
                 tile_columns(piece.near_keys_BPF, piece.far_keys_BRF, tiling),
                 tile_columns(piece.near_values_BPF, piece.far_values_BRF, tiling),
             ]
-            leaves += [] if bias_HQP is None else [bias_HQP]
             leaves = [leaf.detach().requires_grad_() for leaf in leaves]
             with torch.enable_grad(), ctx.autocast.restored():
-                heads_BNF, _ = attention.attend(*leaves[:3], piece.bias_BMnS, *leaves[3:])
+                heads_BNF, _ = attention.attend(*leaves, piece.bias_BMnS, bias_HQP)
+            leaves += [] if grad_bias_HQP is None else [bias_HQP]
             grad_query_BNF[examples, rows], key_columns, value_columns, *of_bias = torch.autograd.grad(
                 heads_BNF, leaves, grad_BNF[examples, rows]
             )
@@ -394,6 +421,4 @@ class _InChunks(torch.autograd.Function):
             total = attention.piece(gradients, examples, tiles)
             add_columns(total.near_keys_BPF, total.far_keys_BRF, key_columns, tiling)
             add_columns(total.near_values_BPF, total.far_values_BRF, value_columns, tiling)
-        if bias_HQP is not None and grad_bias_HQP is not None:
-            grad_bias_HQP = grad_bias_HQP.to(bias_HQP.dtype)
         return None, grad_query_BNF, *near, *(total.to(query_BNF.dtype) for total in far), None, grad_bias_HQP
