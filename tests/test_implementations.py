@@ -33,7 +33,7 @@ ALL = [
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    monkeypatch.setattr(layers, "GEMM_SHAPES", ((64, 64, 64), (128, 32, 32)))
+    monkeypatch.setattr(layers, "GEMM_SHAPE", (64, 64, 64))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # next to other tests, threads that wait for each other take many times as long
     yield

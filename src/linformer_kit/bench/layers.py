@@ -17,7 +17,6 @@ from ..models.multihead_linformer import MultiHeadLayer
 from ..models.plain_linformer import plain_attention, plain_causal_attention, plain_window_attention
 from ..models.projection_linformer import LinearProjection
 from .checks import require_agreement, require_gradient_agreement
-from .measure import seconds_of
 from .point import Point
 from .workload import Build, Workload, torch_workload
 
@@ -30,7 +29,7 @@ COMPARED_GRADIENTS_LENGTH = 1024
 # causal layers are compared on at most this many tokens; not a multiple of common block lengths
 COMPARED_CAUSAL_LENGTH = 1000
 # rows × inner × columns; which product reaches the higher rate depends on the machine
-GEMM_SHAPES = ((2048, 2048, 2048), (8192, 512, 512))
+GEMM_SHAPE = (2048, 2048, 2048)
 
 
 def make_layer(point: Point) -> LinformerAttention:
@@ -117,17 +116,11 @@ def copy_to_linformer_pytorch(ours: Any, peer: Any) -> None:
 
 
 class Gemm(nn.Module):
-    """A large float32 matrix product, the faster of `GEMM_SHAPES`, as a reference rate. Ignores its input."""
+    """A large float32 matrix product as a reference rate. Ignores its input."""
 
     def __init__(self, point: Point):
         super().__init__()
-        self.shape = min(GEMM_SHAPES, key=lambda shape: self.seconds(shape) / math.prod(shape))
-        self.a, self.b = (torch.randn(*sizes, device=point.device) for sizes in (self.shape[:2], self.shape[1:]))
-
-    @staticmethod
-    def seconds(shape: tuple[int, int, int]) -> float:
-        a, b = torch.randn(*shape[:2]), torch.randn(*shape[1:])
-        return min(seconds_of(lambda: a @ b)[""] for _ in range(4))
+        self.a, self.b = (torch.randn(*sizes, device=point.device) for sizes in (GEMM_SHAPE[:2], GEMM_SHAPE[1:]))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.a @ self.b
@@ -209,7 +202,7 @@ def layer_workload(point: Point, build: Build) -> Workload:
 def layer_multiply_adds(point: Point, layer: nn.Module) -> int | None:
     """Multiply-adds of a call; None if unknown. In the backward pass, each product becomes two."""
     if isinstance(layer, Gemm):
-        return math.prod(layer.shape)
+        return math.prod(GEMM_SHAPE)
     if not isinstance(layer, LinformerAttention):
         return None
     return (3 if point.step == "training" else 1) * layer.plan(point.length, point.batch).multiply_adds
