@@ -61,7 +61,7 @@ results: setup ## train the models of docs/results.md (hours; resumes); DATA=DIR
 figures: setup ## draw every picture of the README and the documents again, from the CSVs in results/
 	$(BIN)/linformer plot results/attention.csv --output results/attention.png
 	$(BIN)/linformer plot results/growth.csv --output results/growth.png
-	$(BIN)/linformer plot results/window.csv --output results/window.png
+	$(BIN)/linformer plot results/window_growth.csv --output results/window_growth.png
 	$(BIN)/linformer plot results/causal.csv --output results/causal.png
 	$(BIN)/linformer plot results/encoders.csv --output results/encoders.png
 	$(BIN)/linformer plot results/generation.csv --output results/generation.png

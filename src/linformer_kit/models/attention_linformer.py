@@ -33,7 +33,6 @@ from .projection_linformer import (
 )
 from .validation_linformer import boolean_mask, check_features, compute_dtype
 from .window_linformer import (
-    INFERENCE_CHUNKS,
     DistanceBias,
     NearAndFar,
     Tiling,
@@ -578,11 +577,11 @@ class LinformerAttention(MultiHeadLayer):
 
         is_empty_B = None if lengths_B is None else lengths_B == 0
         is_whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_static(length)
-        if is_whole or need_weights or attention.is_one_chunk(context, INFERENCE_CHUNKS):
+        if is_whole or need_weights or attention.is_one_chunk(context):
             heads_BNF, weights = attend(x_BNC, context, is_empty_B, tiling.tiles)
             return self.output(heads_BNF), None if weights is None else first_tokens(weights, length)
         output_BNC = context.near_values_BPF.new_empty(*x_BNC.shape[:2], self.embed_dim)
-        for examples, tiles in attention.chunks(context, INFERENCE_CHUNKS):
+        for examples, tiles in attention.chunks(context):
             rows = attention.rows(tiles)
             piece = attention.piece(context, examples, tiles)
             is_empty = None if is_empty_B is None else is_empty_B[examples]

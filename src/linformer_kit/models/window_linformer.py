@@ -33,9 +33,7 @@ from .reversible_linformer import AutocastState, RandomState, can_recompute
 TILE = 64
 # size of the intermediate results of a chunk of tiles, which stay in the processor's cache and are computed again in
 # the backward pass: numbers in the keys of its columns, and scores, which only a layer with a distance bias stores
-KEY_CHUNK, SCORE_CHUNK = 2**18, 2**19
-# how much larger chunks are when no gradient is needed, which is slightly faster
-INFERENCE_CHUNKS = 4
+KEY_CHUNK, SCORE_CHUNK = 2**20, 2**19
 
 
 class Tiling(NamedTuple):
@@ -334,25 +332,25 @@ class WindowAttention(NamedTuple):
     def _group(self) -> int:
         return self.num_heads // self.num_kv_heads
 
-    def tiles_per_chunk(self, context: NearAndFar, larger: int = 1) -> int:
+    def tiles_per_chunk(self, context: NearAndFar) -> int:
         """The number of tiles that are processed at once."""
         columns, features = context.bias_BMnS.shape[-1], context.near_keys_BPF.shape[-1]
-        tiles = larger * KEY_CHUNK // (columns * features)
+        tiles = KEY_CHUNK // (columns * features)
         if context.distance_bias_HQP is not None:
             tiles = min(tiles, SCORE_CHUNK // (self.num_heads * self.tiling.size * columns))
         return max(1, tiles)
 
-    def chunks(self, context: NearAndFar, larger: int = 1) -> Iterator[tuple[slice, slice]]:
+    def chunks(self, context: NearAndFar) -> Iterator[tuple[slice, slice]]:
         """Examples and tiles that are processed at once."""
-        batch, tiles, some = context.bias_BMnS.shape[0], self.tiling.tiles, self.tiles_per_chunk(context, larger)
+        batch, tiles, some = context.bias_BMnS.shape[0], self.tiling.tiles, self.tiles_per_chunk(context)
         examples, some = max(1, some // tiles), min(some, tiles)
         for example in range(0, batch, examples):
             for tile in range(0, tiles, some):
                 yield slice(example, min(example + examples, batch)), slice(tile, min(tile + some, tiles))
 
-    def is_one_chunk(self, context: NearAndFar, larger: int = 1) -> bool:
+    def is_one_chunk(self, context: NearAndFar) -> bool:
         """Whether all queries of the batch are processed at once."""
-        return context.bias_BMnS.shape[0] * self.tiling.tiles <= self.tiles_per_chunk(context, larger)
+        return context.bias_BMnS.shape[0] * self.tiling.tiles <= self.tiles_per_chunk(context)
 
     def piece(self, context: NearAndFar, examples: slice, tiles: slice) -> NearAndFar:
         """What the queries of these tiles attend to."""
