@@ -120,7 +120,7 @@ def test_a_layer_that_computes_something_else_is_not_timed(monkeypatch, backend,
         (["--device", "tpu", "--backend", "keras"], "device 'tpu' is not available; available: cpu"),
         (["--sequence-length", "9" * 20], "Overflow"),
         (["--projection", "mean", "--sharing", "none"], "sharing"),
-        (["--projection-dim", "0"], "projected_length is 0, which only layers with a window can have"),
+        (["--projection-dim", "0"], "--projection-dim is 0, which needs a window; add --window-length"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

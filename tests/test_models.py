@@ -380,6 +380,8 @@ def expected_parameters(model_class, c):
         lengths = c.projected_length if isinstance(c.projected_length, list) else [c.projected_length] * layers
         total = (positions + types) * embedding_width + layers * (attention + feed_forward)
         total += linear(embedding_width, width) if is_factorised else 0
+        if c.distance_bias and not causal:
+            total += layers * (4 * c.window_length - 1) * heads
         if c.outer_norms:
             total += 2 * embedding_width + (norm if c.norm_first else 0)
         if causal:

@@ -46,7 +46,12 @@ VARIANTS = {
     "full decoder": {"decoder_attention": "full", "sharing": "layerwise", "projected_length": [3, 6]},
     "untied": {"tie_word_embeddings": False, "head_dim": 5, "hidden_act": "relu"},
     "window": {"window_length": 3, "global_tokens": 2, "sharing": "layerwise"},
-    "window without rows": {"window_length": 4, "projected_length": [0, 5], "distance_bias": True},
+    "window without rows": {
+        "window_length": 4,
+        "projected_length": [0, 5],
+        "projection": "dynamic",
+        "distance_bias": True,
+    },
 }
 # a causal layer has no window
 CAUSAL_VARIANTS = [name for name, options in VARIANTS.items() if "window_length" not in options]

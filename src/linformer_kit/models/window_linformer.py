@@ -132,11 +132,8 @@ class DistanceBias(nn.Module):
 
 def near_tokens(features_BNF: Tensor, tiling: Tiling) -> Tensor:
     """(B, N, F) to (B, P, F): zeros fill the last tile, and there is a block of zeros on either side."""
-    batch, length, features = features_BNF.shape
-    before, after = tiling.window, tiling.tiles * tiling.size - length + tiling.window
-    # unlike `pad`, does not fill everything with zeros first
-    zeros = [features_BNF.new_zeros(batch, tokens, features) for tokens in (before, after)]
-    return torch.cat([zeros[0], features_BNF, zeros[1]], dim=1)
+    behind = tiling.tiles * tiling.size - features_BNF.shape[1]
+    return nn.functional.pad(features_BNF, (0, 0, tiling.window, behind + tiling.window))
 
 
 def far_rows(features_BNF: Tensor, rows_BGKD: Tensor | None, global_tokens: int) -> Tensor:
