@@ -132,8 +132,13 @@ class DistanceBias(nn.Module):
 
 def near_tokens(features_BNF: Tensor, tiling: Tiling) -> Tensor:
     """(B, N, F) to (B, P, F): zeros fill the last tile, and there is a block of zeros on either side."""
-    behind = tiling.tiles * tiling.size - features_BNF.shape[1]
-    return nn.functional.pad(features_BNF, (0, 0, tiling.window, behind + tiling.window))
+    batch, length, features = features_BNF.shape
+    before, after = tiling.window, tiling.tiles * tiling.size - length + tiling.window
+    if not is_static(length):
+        return nn.functional.pad(features_BNF, (0, 0, before, after))
+    # `pad` would fill everything with zeros first
+    first_BWF, last_BWF = (features_BNF.new_zeros(batch, tokens, features) for tokens in (before, after))
+    return torch.cat([first_BWF, features_BNF, last_BWF], dim=1)
 
 
 def far_rows(features_BNF: Tensor, rows_BGKD: Tensor | None, global_tokens: int) -> Tensor:
