@@ -356,7 +356,7 @@ class LinformerAttention(MultiHeadLayer):
         if not (is_plain_linear(self.key) and is_plain_linear(self.value)):
             return next(iter(costs))  # the one that calls the linear layers
         if window and len(costs) > 1:
-            # beside a window, the small products of features first are slower than saving 5% of them is worth
+            # features first has smaller products, which are slower: it must save more than 5% of the multiply-adds
             costs["features first"] = costs["features first"] * 105 // 100
         return cheapest(costs)
 
