@@ -772,7 +772,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a row counts for the neighboring block, too",
-        "models/window_linformer.py",
+        "models/tiling_linformer.py",
         "before, after = padded.cumsum(dim=2)[:, :, :blocks]",
         "before, after = padded.cumsum(dim=2)[:, :, 1 : blocks + 1]",
         WINDOW,
@@ -780,7 +780,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a global token in the window counts twice",
-        "models/window_linformer.py",
+        "models/tiling_linformer.py",
         "(global_nS // window - block_n1).abs() > 1]",
         "(global_nS // window - block_n1).abs() >= 0]",
         WINDOW,
@@ -796,7 +796,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the gradient of the block to the right is lost",
-        "models/window_linformer.py",
+        "models/tiling_linformer.py",
         "split_windows(near_BPF[:, 2 * window :], size)[:, :, size - window :] += right",
         "pass",
         WINDOW,
@@ -820,7 +820,7 @@ MUTATIONS = [
     ),
     Mutation(
         "short inputs do not skip the rows of a signed E",
-        "models/window_linformer.py",
+        "models/tiling_linformer.py",
         "before, after = padded.cumsum(dim=2)[:, :, :blocks], padded.flip(2).cumsum(dim=2).flip(2)[:, :, 4:]",
         "before, after = mass_BMnK.sum(dim=2, keepdim=True) - mass_BMnK, 1e-3",
         WINDOW,
@@ -837,8 +837,24 @@ MUTATIONS = [
     Mutation(
         "the distance bias has the gradient of the last chunk",
         "models/window_linformer.py",
-        "grad_bias_HQP += of_bias[0]",
-        "grad_bias_HQP = of_bias[0]",
+        "bias_HQP += found.distance_bias_HQP",
+        "bias_HQP = found.distance_bias_HQP",
+        WINDOW,
+        "gradients",
+    ),
+    Mutation(
+        "near tokens of a piece are one token off in the backward pass",
+        "models/tiling_linformer.py",
+        "return tokens, slice(tokens.start - first, tokens.stop - first)",
+        "return tokens, slice(0, tokens.stop - tokens.start)",
+        WINDOW,
+        "reference",
+    ),
+    Mutation(
+        "the gradient of scores forgets that weights sum to one",
+        "models/window_linformer.py",
+        "keepdim=True), value=-1)",
+        "keepdim=True), value=0)",
         WINDOW,
         "gradients",
     ),

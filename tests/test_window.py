@@ -13,10 +13,11 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerConfig, LinformerEncoder
-from linformer_kit.models import window_linformer
+from linformer_kit.models import tiling_linformer, window_linformer
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM
 from linformer_kit.models.projection_linformer import Blocks, Projection
-from linformer_kit.models.window_linformer import Tiling, mass_outside, weights_on_tokens
+from linformer_kit.models.tiling_linformer import Tiling, mass_outside
+from linformer_kit.models.window_linformer import weights_on_tokens
 
 WINDOWED = [pair for pair in COMBINATIONS if pair[0] != "none"]
 KINDS = list(dict.fromkeys(kind for kind, _ in WINDOWED))
@@ -28,8 +29,9 @@ SIZES = {"embed_dim": 12, "num_heads": 4, "num_kv_heads": 2, "head_dim": 5, "max
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles of several blocks, and chunks of several tiles, in short inputs."""
-    monkeypatch.setattr(window_linformer, "TILE", 6)
+    monkeypatch.setattr(tiling_linformer, "TILE", 6)
     monkeypatch.setattr(window_linformer, "KEY_CHUNK", 400)
+    monkeypatch.setattr(window_linformer, "SCORE_CHUNK", 1000)
 
 
 def build(projection="dynamic", sharing="headwise", window_length=3, global_tokens=0, **options):

@@ -31,17 +31,9 @@ from .projection_linformer import (
     real_tokens_first,
     scaled,
 )
+from .tiling_linformer import Tiling, column_bias, far_rows, first_tokens
 from .validation_linformer import boolean_mask, check_features, compute_dtype
-from .window_linformer import (
-    DistanceBias,
-    NearAndFar,
-    Tiling,
-    WindowAttention,
-    column_bias,
-    far_rows,
-    first_tokens,
-    near_tokens,
-)
+from .window_linformer import DistanceBias, NearAndFar, WindowAttention
 
 # queries per chunk when no gradient is needed: intermediate results stay in the processor's cache
 QUERY_CHUNK = 1024
@@ -518,8 +510,8 @@ class LinformerAttention(MultiHeadLayer):
             mass_BMnK = projection.mass_in_blocks(x_BNC, lengths_B, blocks, E)
         real_B = torch.full((1,), length, device=x_BNC.device) if lengths_B is None else lengths_B
         return NearAndFar(
-            near_tokens(keys_BNF, tiling),
-            near_tokens(values_BNF, tiling),
+            keys_BNF,
+            values_BNF,
             far_rows(keys_BNF, key_rows, self.global_tokens),
             far_rows(values_BNF, value_rows, self.global_tokens),
             column_bias(tiling, real_B, mass_BMnK, keys_BNF.dtype).expand(x_BNC.shape[0], -1, -1, -1),
@@ -566,27 +558,32 @@ class LinformerAttention(MultiHeadLayer):
         """Queries, attention and output."""
         length, tiling = x_BNC.shape[1], attention.tiling
 
-        def attend(x: Tensor, context: NearAndFar, is_empty: Tensor | None, tiles: int) -> tuple[Tensor, Tensor | None]:
-            query = functional.pad(self.query(x), (0, 0, 0, tiles * tiling.size - x.shape[1]))
-            if need_weights:
-                heads, weights = attention.whole(query, context, need_weights)
-            else:
-                heads, weights = attention(query, context), None
-            heads = first_tokens(heads, x.shape[1])
-            return heads if is_empty is None else heads.masked_fill(is_empty[:, None, None], 0), weights
+        def queries(x: Tensor, tiles: int) -> Tensor:
+            missing = tiles * tiling.size - x.shape[1]
+            query = self.query(x)
+            # `pad` by zero tokens would copy
+            return functional.pad(query, (0, 0, 0, missing)) if not is_static(missing) or missing else query
+
+        def without_padding(heads: Tensor, length: int, is_empty: Tensor | None) -> Tensor:
+            heads = first_tokens(heads, length)
+            return heads if is_empty is None else heads.masked_fill(is_empty[:, None, None], 0)
 
         is_empty_B = None if lengths_B is None else lengths_B == 0
         is_whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_static(length)
         if is_whole or need_weights or attention.is_one_chunk(context):
-            heads_BNF, weights = attend(x_BNC, context, is_empty_B, tiling.tiles)
-            return self.output(heads_BNF), None if weights is None else first_tokens(weights, length)
+            query_BNF, weights = queries(x_BNC, tiling.tiles), None
+            if need_weights:
+                heads_BNF, weights = attention.whole(query_BNF, context, need_weights)
+            else:
+                heads_BNF = attention(query_BNF, context)
+            weights = None if weights is None else first_tokens(weights, length)
+            return self.output(without_padding(heads_BNF, length, is_empty_B)), weights
         output_BNC = context.near_values_BPF.new_empty(*x_BNC.shape[:2], self.embed_dim)
         for examples, tiles in attention.chunks(context):
-            rows = attention.rows(tiles)
-            piece = attention.piece(context, examples, tiles)
-            is_empty = None if is_empty_B is None else is_empty_B[examples]
-            heads, _ = attend(x_BNC[examples, rows], piece, is_empty, tiles.stop - tiles.start)
-            linear_into(output_BNC[examples, rows], self.output, heads)
+            rows, is_empty = attention.rows(tiles), None if is_empty_B is None else is_empty_B[examples]
+            x, piece = x_BNC[examples, rows], attention.piece(context, examples, tiles)
+            heads, _ = attention.attend(queries(x, tiles.stop - tiles.start), piece)
+            linear_into(output_BNC[examples, rows], self.output, without_padding(heads, x.shape[1], is_empty))
         return output_BNC, None
 
     def extra_repr(self) -> str:

@@ -10,14 +10,11 @@ part, so an input that fits into the window has ordinary full attention.
 With a distance bias, `bias_h(j - i)` is added to the score of query i and token j of its blocks, a learned number for
 each head h and distance.
 
-Queries are processed in tiles of one block, or of several if blocks are short: the products need some size to be fast.
-
-Shapes: B batch, N tokens, n blocks, T tiles, Q tokens in a tile, P near tokens (N, filled up to tiles, and a block more
-on either side), R far rows (global tokens, then the K rows), S columns of a softmax (Q + 2 blocks + R), M matrices, H
-heads, G key-value heads, D head size, F = G·D.
+Queries are processed in tiles: see `tiling_linformer.py`, also for the shapes. G key-value heads, D head size, F = G·D.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -26,56 +23,17 @@ from torch.autograd.function import once_differentiable
 
 from .multihead_linformer import softmax_attention
 from .options_linformer import FIRST_BIAS
-from .projection_linformer import at_least_float32, is_static, real_tokens_first, split_windows, windows
+from .projection_linformer import at_least_float32, real_tokens_first, split_windows
 from .reversible_linformer import AutocastState, RandomState, can_recompute
+from .tiling_linformer import Tiling, add_near, all_tiles, near_rows, near_tokens, tile_columns
 
-# tokens per tile, at least, if blocks are shorter
-TILE = 64
 # size of the intermediate results of a chunk of tiles, which stay in the processor's cache and are computed again in
-# the backward pass: numbers in the keys of its columns, and scores, which only a layer with a distance bias stores
+# the backward pass: numbers in the keys of its columns, and scores where they are stored
 KEY_CHUNK, SCORE_CHUNK = 2**20, 2**19
 
 
-class Tiling(NamedTuple):
-    """How the tokens are divided: into blocks of `window` tokens, and `tiles` of `blocks_per_tile` blocks."""
-
-    window: int
-    global_tokens: int
-    blocks_per_tile: int
-    tiles: int
-
-    @classmethod
-    def of(cls, length: int, window: int, global_tokens: int, single_blocks: bool = False) -> "Tiling":
-        """The tiling of `length` tokens; `single_blocks`: a block is a tile, as in graphs for all lengths."""
-        blocks_per_tile = 1
-        if is_static(length) and not single_blocks:
-            if length <= 2 * window:  # two blocks see each other, and need not be longer than the input
-                window = (length + 1) // 2
-            blocks_per_tile = min(max(1, TILE // window), windows(length, window))
-        return cls(window, global_tokens, blocks_per_tile, windows(length, blocks_per_tile * window))
-
-    @property
-    def size(self) -> int:
-        """Q, the number of tokens in a tile."""
-        return self.blocks_per_tile * self.window
-
-    @property
-    def near(self) -> int:
-        """The number of near tokens that a tile is compared with."""
-        return self.size + 2 * self.window
-
-    @property
-    def blocks(self) -> int:
-        """n, counted in whole tiles."""
-        return self.tiles * self.blocks_per_tile
-
-    def scores(self, rows: int) -> int:
-        """The number of scores that are computed for each head of one example."""
-        return self.tiles * self.size * (self.near + self.global_tokens + rows)
-
-
 class NearAndFar(NamedTuple):
-    """What the queries of a batch attend to."""
+    """What the queries of a batch attend to, or those of some tiles: then P tokens are near instead of all N."""
 
     near_keys_BPF: Tensor
     near_values_BPF: Tensor
@@ -130,98 +88,6 @@ class DistanceBias(nn.Module):
         return f"window_length={self.window_length}, num_heads={self.weight.shape[1]}"
 
 
-def near_tokens(features_BNF: Tensor, tiling: Tiling) -> Tensor:
-    """(B, N, F) to (B, P, F): zeros fill the last tile, and there is a block of zeros on either side."""
-    batch, length, features = features_BNF.shape
-    before, after = tiling.window, tiling.tiles * tiling.size - length + tiling.window
-    if not is_static(length):
-        return nn.functional.pad(features_BNF, (0, 0, before, after))
-    # `pad` would fill everything with zeros first
-    first_BWF, last_BWF = (features_BNF.new_zeros(batch, tokens, features) for tokens in (before, after))
-    return torch.cat([first_BWF, features_BNF, last_BWF], dim=1)
-
-
-def far_rows(features_BNF: Tensor, rows_BGKD: Tensor | None, global_tokens: int) -> Tensor:
-    """(B, R, F): the first `global_tokens` tokens, filled up with zeros, then the rows."""
-    if not is_static(features_BNF.shape[1]) or features_BNF.shape[1] < global_tokens:
-        features_BNF = nn.functional.pad(features_BNF, (0, 0, 0, global_tokens))
-    first_BNF = features_BNF[:, :global_tokens]
-    return first_BNF if rows_BGKD is None else torch.cat([first_BNF, rows_BGKD.transpose(1, 2).flatten(2)], dim=1)
-
-
-def first_tokens(x: Tensor, length: int) -> Tensor:
-    """(..., N, F) without what fills up the last tile."""
-    # the exporter cannot prove that a slice has as many rows
-    return x[..., :length, :] if is_static(length) else x[..., torch.arange(length, device=x.device), :]
-
-
-def all_tiles(x_BT: Tensor) -> Tensor:
-    """(B, T, ...) to (B·T, ...)."""
-    if all(is_static(size) for size in x_BT.shape[2:]):
-        return x_BT.flatten(0, 1)
-    # a copy; the exporter cannot prove the strides of the view
-    batch, tiles = x_BT.shape[:2]
-    number_X = torch.arange(batch * tiles, device=x_BT.device)
-    example_X = number_X // tiles
-    return x_BT[example_X, number_X - example_X * tiles]
-
-
-def mass_outside(mass_BMnK: Tensor) -> Tensor:
-    """From the mass of each row in each block, that in all blocks but the block itself and its neighbors.
-
-    Sums of what is outside, not differences, so that they are exactly zero if there is nothing.
-    """
-    blocks, padded = mass_BMnK.shape[2], nn.functional.pad(mass_BMnK, (0, 0, 2, 2))
-    before, after = padded.cumsum(dim=2)[:, :, :blocks], padded.flip(2).cumsum(dim=2).flip(2)[:, :, 4:]
-    return before + after
-
-
-def column_bias(tiling: Tiling, lengths_B: Tensor, mass_BMnK: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """(B, M, n, S): 0 for a token that the block sees, the log of the mass outside for a row, hidden otherwise.
-
-    Hidden columns have the lowest score and not minus infinity: padding may see nothing, and an empty softmax is nan.
-    """
-    window, device, hidden = tiling.window, lengths_B.device, torch.finfo(dtype).min / 2
-    block_n1 = torch.arange(tiling.blocks, device=device)[:, None]
-    first_n1 = (block_n1 // tiling.blocks_per_tile * tiling.blocks_per_tile - 1) * window
-    near_nS = first_n1 + torch.arange(tiling.near, device=device)
-    global_nS = torch.arange(tiling.global_tokens, device=device).expand(tiling.blocks, -1)
-    is_close_nS = torch.cat(
-        [(near_nS // window - block_n1).abs() <= 1, (global_nS // window - block_n1).abs() > 1], dim=1
-    )
-    position_nS = torch.cat([near_nS, global_nS], dim=1)
-    is_seen_BnS = is_close_nS & (position_nS >= 0) & (position_nS < lengths_B[:, None, None])
-    bias_B1nS = torch.zeros_like(is_seen_BnS, dtype=dtype).masked_fill(~is_seen_BnS, hidden)[:, None]
-    if mass_BMnK is None:
-        return bias_B1nS
-    mass_BMnK = mass_BMnK.to(torch.promote_types(dtype, torch.float32))
-    of_rows_BMnK = mass_outside(mass_BMnK).log().to(dtype).clamp(min=hidden)
-    batch, matrices = max(bias_B1nS.shape[0], of_rows_BMnK.shape[0]), of_rows_BMnK.shape[1]
-    return torch.cat([part.expand(batch, matrices, -1, -1) for part in (bias_B1nS, of_rows_BMnK)], dim=-1)
-
-
-def tile_columns(near_BPF: Tensor, far_BRF: Tensor, tiling: Tiling) -> Tensor:
-    """(B, T, S, F): the near tokens of each tile, then the far rows."""
-    size, window = tiling.size, tiling.window
-    tokens = near_BPF.shape[1] - 2 * window
-    left_BTQF, own_BTQF, right_BTQF = (
-        split_windows(near_BPF[:, first : first + tokens], size) for first in (0, window, 2 * window)
-    )
-    far_BTRF = far_BRF[:, None].expand(-1, own_BTQF.shape[1], -1, -1)
-    return torch.cat([left_BTQF[:, :, :window], own_BTQF, right_BTQF[:, :, size - window :], far_BTRF], dim=2)
-
-
-def add_columns(near_BPF: Tensor, far_BRF: Tensor, columns_BTSF: Tensor, tiling: Tiling) -> None:
-    """The gradient of `tile_columns`, added in place."""
-    size, window = tiling.size, tiling.window
-    tokens = near_BPF.shape[1] - 2 * window
-    left, own, right, far = columns_BTSF.split([window, size, window, far_BRF.shape[1]], dim=2)
-    split_windows(near_BPF[:, :tokens], size)[:, :, :window] += left
-    split_windows(near_BPF[:, window : window + tokens], size)[:] += own
-    split_windows(near_BPF[:, 2 * window :], size)[:, :, size - window :] += right
-    far_BRF += far.sum(dim=1, dtype=far_BRF.dtype)
-
-
 def weights_on_tokens(weights_BHNS: Tensor, window: int, global_tokens: int, mask_BN: Tensor | None = None) -> Tensor:
     """(B, H, N, S) weights of a layer with a window to (B, H, N, K + N): on the rows, then on the tokens.
 
@@ -269,36 +135,33 @@ class WindowAttention(NamedTuple):
 
     def whole(self, query_BNF: Tensor, context: NearAndFar, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """All tiles at once: heads, and on request the (B, H, N, S) weights."""
-        keys_BTSF = tile_columns(context.near_keys_BPF, context.far_keys_BRF, self.tiling)
-        values_BTSF = tile_columns(context.near_values_BPF, context.far_values_BRF, self.tiling)
-        biases = (context.bias_BMnS, context.distance_bias_HQP)
-        return self.attend(query_BNF, keys_BTSF, values_BTSF, *biases, need_weights)
+        near_keys_BPF, near_values_BPF = (near_tokens(tokens, self.tiling) for tokens in context[:2])
+        return self.attend(query_BNF, NearAndFar(near_keys_BPF, near_values_BPF, *context[2:]), need_weights)
 
-    def attend(
-        self,
-        query_BNF: Tensor,
-        keys_BTSF: Tensor,
-        values_BTSF: Tensor,
-        bias_BMnS: Tensor,
-        distance_bias_HQP: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Each tile of queries attends to its columns."""
+    def attend(self, query_BNF: Tensor, piece: NearAndFar, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """The queries of some tiles attend to what is near and far."""
+        keys_BTSF = tile_columns(piece.near_keys_BPF, piece.far_keys_BRF, self.tiling)
+        values_BTSF = tile_columns(piece.near_values_BPF, piece.far_values_BRF, self.tiling)
         query_BTQF = split_windows(query_BNF, self.tiling.size)
         heads_XHQD, weights_XHQS = softmax_attention(
             self._heads(query_BTQF, self.num_heads),
             self._heads(keys_BTSF, self.num_kv_heads),
             self._heads(values_BTSF, self.num_kv_heads),
-            self._bias(bias_BMnS, distance_bias_HQP),
+            self._bias(piece),
             self.dropout,
             need_weights,
-            self._is_fused(distance_bias_HQP),
+            self._is_fused(piece.distance_bias_HQP),
         )
         tiles = query_BTQF.shape[:2]
         heads_BNF = heads_XHQD.transpose(1, 2).flatten(2).unflatten(0, tiles).flatten(1, 2)
         if weights_XHQS is None:
             return heads_BNF, None
         return heads_BNF, weights_XHQS.unflatten(0, tiles).transpose(1, 2).flatten(2, 3)
+
+    def has_gradients_by_products(self, query_BNF: Tensor) -> bool:
+        """Whether `gradients` is used: it is the fastest on CPUs, and as exact as the forward pass in float32."""
+        is_exact = query_BNF.dtype in (torch.float32, torch.float64)
+        return self.dropout == 0 and is_exact and query_BNF.device.type == "cpu"
 
     def _is_fused(self, distance_bias_HQP: Tensor | None) -> bool:
         """Whether a fused kernel is used: it has no gradient for what is added to the scores.
@@ -314,37 +177,43 @@ class WindowAttention(NamedTuple):
 
     def _heads(self, features_BTSF: Tensor, heads: int) -> Tensor:
         """(B, T, S, F) to (B·T, H, S, D)."""
-        features_XGSD = all_tiles(features_BTSF).unflatten(-1, (heads, -1)).transpose(1, 2)
-        return features_XGSD if heads == self.num_heads else features_XGSD.repeat_interleave(self._group, dim=1)
+        return self._every_head(all_tiles(features_BTSF).unflatten(-1, (heads, -1)).transpose(1, 2), heads)
 
-    def _bias(self, bias_BMnS: Tensor, distance_bias_HQP: Tensor | None) -> Tensor:
-        """What is added to the scores, (B·T, 1 or H, 1 or Q, S)."""
-        blocks = self.tiling.blocks_per_tile
-        bias_BMTnS = bias_BMnS.unsqueeze(3) if blocks == 1 else split_windows(bias_BMnS, blocks)
-        bias_XMnS = all_tiles(bias_BMTnS.transpose(1, 2))
+    def _block_bias(self, piece: NearAndFar) -> Tensor:
+        """What is added to the scores of all queries of a block, (B, 1 or H, T, 1 or Q, S)."""
+        blocks, bias_BMnS = self.tiling.blocks_per_tile, piece.bias_BMnS
         if bias_BMnS.shape[1] > 1:
-            bias_XMnS = bias_XMnS.repeat_interleave(self._group, dim=1)
-        bias_XMQS = bias_XMnS if blocks == 1 else bias_XMnS.repeat_interleave(self.tiling.window, dim=2)
-        if distance_bias_HQP is None:
+            bias_BMnS = bias_BMnS.repeat_interleave(self._group, dim=1)
+        if blocks == 1:
+            return bias_BMnS.unsqueeze(3)
+        return split_windows(bias_BMnS, blocks).repeat_interleave(self.tiling.window, dim=3)
+
+    def _bias(self, piece: NearAndFar) -> Tensor:
+        """What is added to the scores, (B·T, 1 or H, 1 or Q, S)."""
+        bias_XMQS = all_tiles(self._block_bias(piece).transpose(1, 2))
+        if piece.distance_bias_HQP is None:
             return bias_XMQS
-        far = bias_BMnS.shape[-1] - self.tiling.near
-        return bias_XMQS + nn.functional.pad(distance_bias_HQP.to(bias_XMQS.dtype), (0, far))
+        far = bias_XMQS.shape[-1] - self.tiling.near
+        return bias_XMQS + nn.functional.pad(piece.distance_bias_HQP.to(bias_XMQS.dtype), (0, far))
 
     @property
     def _group(self) -> int:
         return self.num_heads // self.num_kv_heads
 
-    def tiles_per_chunk(self, context: NearAndFar) -> int:
+    def tiles_per_chunk(self, context: NearAndFar, gradients_by_products: bool = False) -> int:
         """The number of tiles that are processed at once."""
         columns, features = context.bias_BMnS.shape[-1], context.near_keys_BPF.shape[-1]
-        tiles = KEY_CHUNK // (columns * features)
-        if context.distance_bias_HQP is not None:
-            tiles = min(tiles, SCORE_CHUNK // (self.num_heads * self.tiling.size * columns))
+        scores = self.num_heads * self.tiling.size * columns
+        tiles = SCORE_CHUNK // scores
+        if not gradients_by_products:
+            keys = KEY_CHUNK // (columns * features)
+            tiles = keys if context.distance_bias_HQP is None else min(keys, tiles)
         return max(1, tiles)
 
-    def chunks(self, context: NearAndFar) -> Iterator[tuple[slice, slice]]:
+    def chunks(self, context: NearAndFar, gradients_by_products: bool = False) -> Iterator[tuple[slice, slice]]:
         """Examples and tiles that are processed at once."""
-        batch, tiles, some = context.bias_BMnS.shape[0], self.tiling.tiles, self.tiles_per_chunk(context)
+        batch, tiles = context.bias_BMnS.shape[0], self.tiling.tiles
+        some = self.tiles_per_chunk(context, gradients_by_products)
         examples, some = max(1, some // tiles), min(some, tiles)
         for example in range(0, batch, examples):
             for tile in range(0, tiles, some):
@@ -356,11 +225,10 @@ class WindowAttention(NamedTuple):
 
     def piece(self, context: NearAndFar, examples: slice, tiles: slice) -> NearAndFar:
         """What the queries of these tiles attend to."""
-        size, blocks = self.tiling.size, self.tiling.blocks_per_tile
-        near = slice(tiles.start * size, tiles.stop * size + 2 * self.tiling.window)
+        blocks = self.tiling.blocks_per_tile
         return NearAndFar(
-            context.near_keys_BPF[examples, near],
-            context.near_values_BPF[examples, near],
+            near_tokens(context.near_keys_BPF[examples], self.tiling, tiles),
+            near_tokens(context.near_values_BPF[examples], self.tiling, tiles),
             context.far_keys_BRF[examples],
             context.far_values_BRF[examples],
             context.bias_BMnS[examples, :, tiles.start * blocks : tiles.stop * blocks],
@@ -370,6 +238,100 @@ class WindowAttention(NamedTuple):
     def rows(self, tiles: slice) -> slice:
         """The queries of these tiles."""
         return slice(tiles.start * self.tiling.size, tiles.stop * self.tiling.size)
+
+    def gradients(self, query_BNF: Tensor, piece: NearAndFar, grad_BNF: Tensor) -> tuple[Tensor, NearAndFar]:
+        """The gradients of `attend` without dropout, for the queries and for the piece: its equation backwards.
+
+        Faster than autograd, because only two tensors hold scores (docs/log.md). X = B·H·T, Y = B·H, L = T·Q.
+        """
+        batch, length = query_BNF.shape[:2]
+        scale = (query_BNF.shape[-1] // self.num_heads) ** -0.5
+        query_YLD, grad_YLD = self._by_head(query_BNF * scale, self.num_heads), self._by_head(grad_BNF, self.num_heads)
+        query_XQD, grad_XQD = (split_windows(each, self.tiling.size).flatten(0, 1) for each in (query_YLD, grad_YLD))
+        far_keys_YRD, far_values_YRD = (self._by_head(each, self.num_kv_heads) for each in piece[2:4])
+        near_keys_XPD, near_values_XPD = (self._near_by_head(each) for each in piece[:2])
+
+        # weights = softmax(Q Kᵀ / √D + bias)
+        tiles, columns = length // self.tiling.size, piece.bias_BMnS.shape[-1]
+        scores_BHTQS = query_BNF.new_empty(batch, self.num_heads, tiles, self.tiling.size, columns)
+        scores_BHTQS.copy_(self._block_bias(piece))
+        if piece.distance_bias_HQP is not None:
+            scores_BHTQS[..., : self.tiling.near] += piece.distance_bias_HQP[:, None]
+        near_XQP, far_YLR = self._near_and_far(scores_BHTQS)
+        near_XQP.baddbmm_(query_XQD, near_keys_XPD.mT)
+        far_YLR.baddbmm_(query_YLD, far_keys_YRD.mT)
+        weights_BHTQS = scores_BHTQS.softmax(dim=-1)
+        near_weights_XQP, far_weights_YLR = self._near_and_far(weights_BHTQS)
+        grad_near_values_XPD, grad_far_values_YRD = near_weights_XQP.mT @ grad_XQD, far_weights_YLR.mT @ grad_YLD
+
+        # grad_scores = weights · (grad_weights - Σ weights · grad_weights), in place of the scores
+        torch.bmm(grad_XQD, near_values_XPD.mT, out=near_XQP)
+        torch.bmm(grad_YLD, far_values_YRD.mT, out=far_YLR)
+        scores_BHTQS.mul_(weights_BHTQS)
+        scores_BHTQS.addcmul_(weights_BHTQS, scores_BHTQS.sum(dim=-1, keepdim=True), value=-1)
+        del weights_BHTQS, near_weights_XQP, far_weights_YLR  # the largest tensors
+        grad_query_YLD = (near_XQP @ near_keys_XPD).view(query_YLD.shape).baddbmm_(far_YLR, far_keys_YRD) * scale
+        grad_distance_bias_HQP = None
+        if piece.distance_bias_HQP is not None:
+            grad_distance_bias_HQP = scores_BHTQS[..., : self.tiling.near].sum(dim=(0, 2))
+        return self._features(grad_query_YLD, batch, self.num_heads), NearAndFar(
+            self._near_features(near_XQP.mT @ query_XQD, batch),
+            self._near_features(grad_near_values_XPD, batch),
+            self._features(far_YLR.mT @ query_YLD, batch, self.num_kv_heads),
+            self._features(grad_far_values_YRD, batch, self.num_kv_heads),
+            piece.bias_BMnS,
+            grad_distance_bias_HQP,
+        )
+
+    def gradients_by_autograd(
+        self, query_BNF: Tensor, piece: NearAndFar, grad_BNF: Tensor
+    ) -> tuple[Tensor, NearAndFar]:
+        """The same by autograd, for fused kernels of GPUs and of half precision, and with dropout."""
+        names = [name for name in piece._fields if name != "bias_BMnS" and getattr(piece, name) is not None]
+        if piece.distance_bias_HQP is not None and not piece.distance_bias_HQP.requires_grad:
+            names.remove("distance_bias_HQP")
+        leaves = [each.detach().requires_grad_() for each in (query_BNF, *(getattr(piece, name) for name in names))]
+        with torch.enable_grad():
+            heads_BNF, _ = self.attend(leaves[0], piece._replace(**dict(zip(names, leaves[1:], strict=True))))
+        grad_query_BNF, *others = torch.autograd.grad(heads_BNF, leaves, grad_BNF)
+        return grad_query_BNF, piece._replace(**dict(zip(names, others, strict=True)))
+
+    def _by_head(self, features_BLF: Tensor, heads: int) -> Tensor:
+        """(B, L, heads·D) to (B·H, L, D)."""
+        return self._every_head(features_BLF.unflatten(-1, (heads, -1)).transpose(1, 2), heads).flatten(0, 1)
+
+    def _features(self, features_YLD: Tensor, batch: int, heads: int) -> Tensor:
+        """The gradient of `_by_head`."""
+        return self._sum_of_groups(features_YLD.unflatten(0, (batch, -1)), heads).transpose(1, 2).flatten(2)
+
+    def _near_by_head(self, near_BPF: Tensor) -> Tensor:
+        """The near tokens of each tile, (B·H·T, near, D): a view if there is one tile."""
+        tiles_BTGDP = near_BPF.unfold(1, self.tiling.near, self.tiling.size).unflatten(2, (self.num_kv_heads, -1))
+        return self._every_head(tiles_BTGDP.permute(0, 2, 1, 4, 3), self.num_kv_heads).flatten(0, 2)
+
+    def _near_features(self, tiles_XPD: Tensor, batch: int) -> Tensor:
+        """The gradient of `_near_by_head`, (B, P, F)."""
+        tiles_BHTPD = tiles_XPD.unflatten(0, (batch, self.num_heads, -1))
+        tiles_BTPF = self._sum_of_groups(tiles_BHTPD, self.num_kv_heads).permute(0, 2, 3, 1, 4).flatten(3)
+        if tiles_BTPF.shape[1] == 1:
+            return tiles_BTPF[:, 0]
+        tokens = tiles_BTPF.shape[1] * self.tiling.size + 2 * self.tiling.window
+        near_BPF = tiles_BTPF.new_zeros(batch, tokens, tiles_BTPF.shape[-1])
+        add_near(near_BPF, tiles_BTPF, self.tiling)
+        return near_BPF
+
+    def _every_head(self, x_BG: Tensor, heads: int) -> Tensor:
+        """Repeat key-value heads for their group of heads."""
+        return x_BG if heads == self.num_heads else x_BG.repeat_interleave(self._group, dim=1)
+
+    def _sum_of_groups(self, x_BH: Tensor, heads: int) -> Tensor:
+        """The gradient of `_every_head`."""
+        return x_BH if heads == self.num_heads else x_BH.unflatten(1, (heads, -1)).sum(dim=2)
+
+    def _near_and_far(self, scores_BHTQS: Tensor) -> tuple[Tensor, Tensor]:
+        """Views: (B·H·T, Q, near) for each tile, (B·H, T·Q, R) for all, because they have the same far rows."""
+        near = self.tiling.near
+        return scores_BHTQS.flatten(0, 2)[..., :near], scores_BHTQS.flatten(0, 1).flatten(1, 2)[..., near:]
 
 
 class _InChunks(torch.autograd.Function):
@@ -383,48 +345,40 @@ class _InChunks(torch.autograd.Function):
         heads_BNF, whole = torch.empty_like(query_BNF), NearAndFar(*context)
         for examples, tiles in attention.chunks(whole):
             rows, piece = attention.rows(tiles), attention.piece(whole, examples, tiles)
-            heads_BNF[examples, rows] = attention.whole(query_BNF[examples, rows], piece)[0]
+            heads_BNF[examples, rows] = attention.attend(query_BNF[examples, rows], piece)[0]
         return heads_BNF
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BNF: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.random is None:
-            return _InChunks._gradients(ctx, grad_BNF)
-        with ctx.random.restored():
-            return _InChunks._gradients(ctx, grad_BNF)
-
-    @staticmethod
-    def _gradients(ctx: Any, grad_BNF: Tensor) -> tuple[Tensor | None, ...]:
         attention, (query_BNF, *tensors) = ctx.attention, ctx.saved_tensors
-        tiling, context = attention.tiling, NearAndFar(*tensors)
+        context = NearAndFar(*tensors)
+        by_products = attention.has_gradients_by_products(query_BNF)
+        gradients = attention.gradients if by_products else attention.gradients_by_autograd
         grad_query_BNF = torch.empty_like(query_BNF)
         near = [torch.zeros_like(tensor) for tensor in context[:2]]
         # many tiles add to these
         far = [torch.zeros_like(at_least_float32(tensor)) for tensor in context[2:4]]
-        gradients = NearAndFar(near[0], near[1], far[0], far[1], context.bias_BMnS, None)
-        bias_HQP = None if context.distance_bias_HQP is None else context.distance_bias_HQP.detach()
-        grad_bias_HQP = None
-        if bias_HQP is not None and ctx.needs_input_grad[-1]:
-            grad_bias_HQP = torch.zeros_like(bias_HQP.requires_grad_())
-        for examples, tiles in attention.chunks(context):
-            rows, piece = attention.rows(tiles), attention.piece(context, examples, tiles)
-            leaves = [
-                query_BNF[examples, rows],
-                tile_columns(piece.near_keys_BPF, piece.far_keys_BRF, tiling),
-                tile_columns(piece.near_values_BPF, piece.far_values_BRF, tiling),
-            ]
-            leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-            with torch.enable_grad(), ctx.autocast.restored():
-                heads_BNF, _ = attention.attend(*leaves, piece.bias_BMnS, bias_HQP)
-            leaves += [] if grad_bias_HQP is None else [bias_HQP]
-            grad_query_BNF[examples, rows], key_columns, value_columns, *of_bias = torch.autograd.grad(
-                heads_BNF, leaves, grad_BNF[examples, rows]
-            )
-            if grad_bias_HQP is not None:
-                grad_bias_HQP += of_bias[0]
-            total = attention.piece(gradients, examples, tiles)
-            add_columns(total.near_keys_BPF, total.far_keys_BRF, key_columns, tiling)
-            add_columns(total.near_values_BPF, total.far_values_BRF, value_columns, tiling)
-            del leaves, heads_BNF, key_columns, value_columns, of_bias  # before the next chunk has its own
-        return None, grad_query_BNF, *near, *(total.to(query_BNF.dtype) for total in far), None, grad_bias_HQP
+        bias_HQP = None
+        if context.distance_bias_HQP is not None and ctx.needs_input_grad[-1]:
+            bias_HQP = torch.zeros_like(context.distance_bias_HQP)
+        with nullcontext() if by_products else _InChunks._as_in_the_forward_pass(ctx):
+            for examples, tiles in attention.chunks(context, by_products):
+                rows, piece = attention.rows(tiles), attention.piece(context, examples, tiles)
+                query_piece, found = gradients(query_BNF[examples, rows], piece, grad_BNF[examples, rows])
+                grad_query_BNF[examples, rows] = query_piece
+                tokens, there = near_rows(attention.tiling, tiles, near[0].shape[1])
+                for total, of_piece in zip(near, found[:2], strict=True):
+                    total[examples, tokens] += of_piece[:, there]
+                for total, of_piece in zip(far, found[2:4], strict=True):
+                    total[examples] += of_piece
+                if bias_HQP is not None and found.distance_bias_HQP is not None:
+                    bias_HQP += found.distance_bias_HQP
+                del piece, query_piece, found, of_piece  # before the next chunk has its own
+        return None, grad_query_BNF, *near, *(total.to(query_BNF.dtype) for total in far), None, bias_HQP
+
+    @staticmethod
+    @contextmanager
+    def _as_in_the_forward_pass(ctx: Any) -> Iterator[None]:
+        with nullcontext() if ctx.random is None else ctx.random.restored(), ctx.autocast.restored():
+            yield
