@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # the documentation site, with warnings as errors
 SITE := $(BIN)/sphinx-build -c docs -d build/doctrees --fresh-env --fail-on-warning --keep-going --quiet . site
-SWEEPS := attention gemm_share growth window window_growth causal encoders reversible generation generation_source keras training preparation compare
+SWEEPS := attention gemm_share growth window window_growth window_encoders causal encoders reversible generation generation_source keras training preparation compare
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test mutations lint format docs build bench results figures clean
@@ -62,6 +62,7 @@ figures: setup ## draw every picture of the README and the documents again, from
 	$(BIN)/linformer plot results/attention.csv --output results/attention.png
 	$(BIN)/linformer plot results/growth.csv --output results/growth.png
 	$(BIN)/linformer plot results/window_growth.csv --output results/window_growth.png
+	$(BIN)/linformer plot results/window_encoders.csv --output results/window_encoders.png
 	$(BIN)/linformer plot results/causal.csv --output results/causal.png
 	$(BIN)/linformer plot results/encoders.csv --output results/encoders.png
 	$(BIN)/linformer plot results/generation.csv --output results/generation.png
