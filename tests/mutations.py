@@ -837,8 +837,8 @@ MUTATIONS = [
     Mutation(
         "the distance bias has the gradient of the last chunk",
         "models/window_linformer.py",
-        "bias_HQP += found.distance_bias_HQP",
-        "bias_HQP = found.distance_bias_HQP",
+        "grad_bias_HQP += grad_piece.distance_bias_HQP",
+        "grad_bias_HQP = grad_piece.distance_bias_HQP",
         WINDOW,
         "gradients",
     ),

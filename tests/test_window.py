@@ -17,7 +17,7 @@ from linformer_kit.models import tiling_linformer, window_linformer
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM
 from linformer_kit.models.projection_linformer import Blocks, Projection
 from linformer_kit.models.tiling_linformer import Tiling, mass_outside
-from linformer_kit.models.window_linformer import weights_on_tokens
+from linformer_kit.models.window_linformer import NearAndFar, WindowAttention, weights_on_tokens
 
 WINDOWED = [pair for pair in COMBINATIONS if pair[0] != "none"]
 KINDS = list(dict.fromkeys(kind for kind, _ in WINDOWED))
@@ -114,7 +114,7 @@ class TestReference:
             assert_close(drawn[..., on_rows.shape[-1] :][..., real], on_tokens)
             assert (on_rows[..., rows:] < 1e-30).all()  # rows of padding in shorter examples
 
-    def test_the_gradients_are_those_of_the_equation(self, case, projection, rows):
+    def test_the_gradients_are_those_of_the_equation(self, case, projection, rows, monkeypatch):
         layer, shared, x, mask = case
         leaves = [x.requires_grad_(), *layer.parameters(), *(shared.parameters() if shared is not None else [])]
 
@@ -125,6 +125,9 @@ class TestReference:
 
         whole, chunked = (torch.autograd.grad(loss(fused), leaves, allow_unused=True) for fused in (False, True))
         assert_close(chunked, whole, rtol=1e-9, atol=1e-10)
+        monkeypatch.setattr(WindowAttention, "has_gradients_by_products", lambda *_: False)
+        by_autograd = torch.autograd.grad(loss(True), leaves, allow_unused=True)
+        assert_close(by_autograd, whole, rtol=1e-9, atol=1e-10)
         if projection not in MASS_BY_WEIGHT or rows == 0:
             assert torch.autograd.gradcheck(
                 lambda x: layer(x, mask=mask, projection=shared)[slice(None) if mask is None else mask],
@@ -277,6 +280,29 @@ def test_dropout_of_a_kernel_that_draws_its_own_numbers(monkeypatch, distance_bi
     leaves = list(layer.value.parameters())
     gradients = torch.autograd.grad(loss, leaves)
     assert_close(sum((leaf * gradient).sum() for leaf, gradient in zip(leaves, gradients, strict=True)), loss)
+
+
+@pytest.mark.parametrize(
+    ("window", "distance_bias", "expected"), [(128, False, True), (512, False, False), (512, True, True)]
+)
+def test_the_backward_pass_stores_the_scores_of_short_blocks_only(monkeypatch, window, distance_bias, expected):
+    """Those of a long block would need more memory than everything else."""
+    monkeypatch.setattr(window_linformer, "SCORE_CHUNK", 2**19)
+    attention = WindowAttention(Tiling.of(4096, window, 0), num_heads=8, num_kv_heads=8, dropout=0)
+    tokens, bias = torch.empty(1, 4096, 8), torch.empty(1, 1, 4096 // window, 3 * window + 128)
+    context = NearAndFar(tokens, tokens, tokens, tokens, bias, torch.empty(8, 1, 1) if distance_bias else None)
+    assert attention.has_gradients_by_products(tokens, context) == expected
+
+
+def test_a_backward_pass_under_autocast_has_the_precision_of_the_forward_pass():
+    layer, _ = build("mean", distance_bias=True)
+    x = torch.randn(2, 23, 12, requires_grad=True)
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
+    loss = layer(x).square().sum()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (gradient,) = torch.autograd.grad(loss, x)
+    # the linear layers follow autocast
+    assert (gradient - expected).norm() < 0.02 * expected.norm()
 
 
 @pytest.mark.parametrize("distance_bias", [False, True])
@@ -463,7 +489,7 @@ def test_a_window_is_only_for_self_attention():
     for call in (lambda: layer(x, x), lambda: layer(x, value=x), lambda: layer.project(x)):
         with pytest.raises(ValueError, match="a window holds the tokens around a query"):
             call()
-    with pytest.raises(TypeError, match="window_length"):
+    with pytest.raises(TypeError, match=r"only encoders have a window; a causal layer .* see block_length"):
         CausalLinformerAttention(12, 2, window_length=4)
     with pytest.raises(ValueError, match="in a causal layer"):
         LinformerForCausalLM(

@@ -1,6 +1,6 @@
 """The subjects that run `linformer_kit.training`: steps of the real training loop, and the preparation of data.
 
-Both use synthetic reviews and the shipped configuration `imdb`, without its window.
+Both use synthetic reviews and the shipped configuration `imdb`.
 """
 
 import atexit
@@ -108,9 +108,6 @@ def overrides(point: Point, folder: Path) -> list[str]:
         *(f"model.hidden_size={point.hidden_size}", f"model.intermediate_size={4 * point.hidden_size}"),
         *(f"model.num_attention_heads={point.num_heads}", f"model.num_hidden_layers={point.num_layers}"),
         f"model.max_position_embeddings={point.length}",
-        # without the window, which the other implementations do not have
-        *("model.window_length=0", "model.distance_bias=false", "model.position_embedding=learned"),
-        f"model.attention_probs_dropout_prob={0 if NO_ATTENTION_DROPOUT in point.variant else 0.1}",
     ]
 
 
@@ -167,6 +164,8 @@ def make_loop(point: Point) -> TimedLoop:
         changes.append("model.attention=full")
     else:
         changes += [f"model.{name}={value}" for name, value in point.projection_options.items()]
+    if NO_ATTENTION_DROPOUT in point.variant:
+        changes.append("model.attention_probs_dropout_prob=0")
     config = load_config(CONFIG, [*overrides(point, folder), *changes])
     run = RunFolder(folder / "run")
     run.folder.mkdir()

@@ -301,6 +301,8 @@ class LinformerAttention(MultiHeadLayer):
     ) -> Plan:
         """The cheapest order of the products for `length` queries, and its multiply-adds for the whole batch.
 
+        With a window that sees the whole input, this is full attention, as computed without gradients.
+
         >>> LinformerAttention(512, 8, max_length=4096, projected_length=32).plan(4096)
         Plan(keys='sequence first', queries='folded', multiply_adds=1241513984)
         >>> LinformerAttention(512, 8, max_length=4096, projected_length=128, sharing="none").plan(4096).keys
@@ -561,7 +563,7 @@ class LinformerAttention(MultiHeadLayer):
         def queries(x: Tensor, tiles: int) -> Tensor:
             missing = tiles * tiling.size - x.shape[1]
             query = self.query(x)
-            # `pad` by zero tokens would copy
+            # `pad` by zero tokens copies everything
             return functional.pad(query, (0, 0, 0, missing)) if not is_static(missing) or missing else query
 
         def without_padding(heads: Tensor, length: int, is_empty: Tensor | None) -> Tensor:
@@ -580,7 +582,7 @@ class LinformerAttention(MultiHeadLayer):
             return self.output(without_padding(heads_BNF, length, is_empty_B)), weights
         output_BNC = context.near_values_BPF.new_empty(*x_BNC.shape[:2], self.embed_dim)
         for examples, tiles in attention.chunks(context):
-            rows, is_empty = attention.rows(tiles), None if is_empty_B is None else is_empty_B[examples]
+            rows, is_empty = attention.queries(tiles), None if is_empty_B is None else is_empty_B[examples]
             x, piece = x_BNC[examples, rows], attention.piece(context, examples, tiles)
             heads, _ = attention.attend(queries(x, tiles.stop - tiles.start), piece)
             linear_into(output_BNC[examples, rows], self.output, without_padding(heads, x.shape[1], is_empty))

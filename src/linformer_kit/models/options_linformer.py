@@ -26,6 +26,7 @@ CHECKPOINTING_OF_REVERSIBLE = (
     "gradient checkpointing with reversible=True, but reversible layers keep no activations that it could save; drop "
     "one of them"
 )
+WITHOUT_WINDOW = "only encoders have a window; a causal layer sees each block up to the query exactly, see block_length"
 
 
 def checked_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -40,9 +41,8 @@ def checked_options(function: Callable[Parameters, Result]) -> Callable[Paramete
         for name in options:
             if name not in allowed:
                 owner = function.__qualname__.removesuffix(".__init__")
-                raise TypeError(
-                    f"{owner} has no option {name!r}; it takes {', '.join(allowed)}{nearest_of(name, allowed)}"
-                )
+                remedy = f" ({WITHOUT_WINDOW})" if name in NO_WINDOW else nearest_of(name, allowed)
+                raise TypeError(f"{owner} has no option {name!r}; it takes {', '.join(allowed)}{remedy}")
         plain_options = {name: plain_number(value) for name, value in options.items()}
         return function(*map(plain_number, args), **plain_options)
 

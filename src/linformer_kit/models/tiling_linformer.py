@@ -56,7 +56,7 @@ class Tiling(NamedTuple):
         return self.tiles * self.size * (self.near + self.global_tokens + rows)
 
 
-def near_rows(tiling: Tiling, tiles: slice, length: int) -> tuple[slice, slice]:
+def near_slices(tiling: Tiling, tiles: slice, length: int) -> tuple[slice, slice]:
     """Which of `length` tokens are near to `tiles`, and which of the P near tokens they are."""
     first, end = tiles.start * tiling.size - tiling.window, tiles.stop * tiling.size + tiling.window
     tokens = slice(max(0, first), min(end, length))
@@ -70,11 +70,11 @@ def near_tokens(features_BNF: Tensor, tiling: Tiling, tiles: slice | None = None
         before, after = tiling.window, tiling.tiles * tiling.size - length + tiling.window
         return nn.functional.pad(features_BNF, (0, 0, before, after))
     tiles = tiles or slice(0, tiling.tiles)
-    tokens, there = near_rows(tiling, tiles, length)
+    tokens, there = near_slices(tiling, tiles, length)
     count = (tiles.stop - tiles.start) * tiling.size + 2 * tiling.window
     if there == slice(0, count):
         return features_BNF[:, tokens]
-    # `pad` would fill everything with zeros first
+    # faster than `pad`, which fills everything with zeros first
     zeros = [features_BNF.new_zeros(batch, missing, features) for missing in (there.start, count - there.stop)]
     return torch.cat([zeros[0], features_BNF[:, tokens], zeros[1]], dim=1)
 

@@ -25,10 +25,10 @@ from .multihead_linformer import softmax_attention
 from .options_linformer import FIRST_BIAS
 from .projection_linformer import at_least_float32, real_tokens_first, split_windows
 from .reversible_linformer import AutocastState, RandomState, can_recompute
-from .tiling_linformer import Tiling, add_near, all_tiles, near_rows, near_tokens, tile_columns
+from .tiling_linformer import Tiling, add_near, all_tiles, near_slices, near_tokens, tile_columns
 
-# size of the intermediate results of a chunk of tiles, which stay in the processor's cache and are computed again in
-# the backward pass: numbers in the keys of its columns, and scores where they are stored
+# elements in the keys of a chunk of tiles, and scores in a chunk where scores are stored: intermediate results stay in
+# the processor's cache, and are computed again in the backward pass
 KEY_CHUNK, SCORE_CHUNK = 2**20, 2**19
 
 
@@ -158,10 +158,14 @@ class WindowAttention(NamedTuple):
             return heads_BNF, None
         return heads_BNF, weights_XHQS.unflatten(0, tiles).transpose(1, 2).flatten(2, 3)
 
-    def has_gradients_by_products(self, query_BNF: Tensor) -> bool:
-        """Whether `gradients` is used: it is the fastest on CPUs, and as exact as the forward pass in float32."""
-        is_exact = query_BNF.dtype in (torch.float32, torch.float64)
-        return self.dropout == 0 and is_exact and query_BNF.device.type == "cpu"
+    def has_gradients_by_products(self, query_BNF: Tensor, context: NearAndFar) -> bool:
+        """Whether the backward pass uses `gradients`, which stores the scores of a tile: on CPUs, if they are few.
+
+        Half precision needs the float32 sums of the fused kernel. With a distance bias, scores are stored anyway.
+        """
+        if self.dropout or query_BNF.device.type != "cpu" or query_BNF.dtype not in (torch.float32, torch.float64):
+            return False
+        return context.distance_bias_HQP is not None or self._scores_of_tile(context) <= 2 * SCORE_CHUNK
 
     def _is_fused(self, distance_bias_HQP: Tensor | None) -> bool:
         """Whether a fused kernel is used: it has no gradient for what is added to the scores.
@@ -200,13 +204,14 @@ class WindowAttention(NamedTuple):
     def _group(self) -> int:
         return self.num_heads // self.num_kv_heads
 
+    def _scores_of_tile(self, context: NearAndFar) -> int:
+        return self.num_heads * self.tiling.size * context.bias_BMnS.shape[-1]
+
     def tiles_per_chunk(self, context: NearAndFar, gradients_by_products: bool = False) -> int:
         """The number of tiles that are processed at once."""
-        columns, features = context.bias_BMnS.shape[-1], context.near_keys_BPF.shape[-1]
-        scores = self.num_heads * self.tiling.size * columns
-        tiles = SCORE_CHUNK // scores
+        tiles = SCORE_CHUNK // self._scores_of_tile(context)
         if not gradients_by_products:
-            keys = KEY_CHUNK // (columns * features)
+            keys = KEY_CHUNK // (context.bias_BMnS.shape[-1] * context.near_keys_BPF.shape[-1])
             tiles = keys if context.distance_bias_HQP is None else min(keys, tiles)
         return max(1, tiles)
 
@@ -235,12 +240,12 @@ class WindowAttention(NamedTuple):
             context.distance_bias_HQP,
         )
 
-    def rows(self, tiles: slice) -> slice:
+    def queries(self, tiles: slice) -> slice:
         """The queries of these tiles."""
         return slice(tiles.start * self.tiling.size, tiles.stop * self.tiling.size)
 
     def gradients(self, query_BNF: Tensor, piece: NearAndFar, grad_BNF: Tensor) -> tuple[Tensor, NearAndFar]:
-        """The gradients of `attend` without dropout, for the queries and for the piece: its equation backwards.
+        """The gradients of `attend` without dropout, for the queries and for the piece, as matrix products.
 
         Faster than autograd, because only two tensors hold scores (docs/log.md). X = B·H·T, Y = B·H, L = T·Q.
         """
@@ -257,29 +262,30 @@ class WindowAttention(NamedTuple):
         scores_BHTQS.copy_(self._block_bias(piece))
         if piece.distance_bias_HQP is not None:
             scores_BHTQS[..., : self.tiling.near] += piece.distance_bias_HQP[:, None]
-        near_XQP, far_YLR = self._near_and_far(scores_BHTQS)
-        near_XQP.baddbmm_(query_XQD, near_keys_XPD.mT)
-        far_YLR.baddbmm_(query_YLD, far_keys_YRD.mT)
+        near_scores_XQP, far_scores_YLR = self._near_and_far(scores_BHTQS)
+        near_scores_XQP.baddbmm_(query_XQD, near_keys_XPD.mT)
+        far_scores_YLR.baddbmm_(query_YLD, far_keys_YRD.mT)
         weights_BHTQS = scores_BHTQS.softmax(dim=-1)
         near_weights_XQP, far_weights_YLR = self._near_and_far(weights_BHTQS)
         grad_near_values_XPD, grad_far_values_YRD = near_weights_XQP.mT @ grad_XQD, far_weights_YLR.mT @ grad_YLD
 
-        # grad_scores = weights · (grad_weights - Σ weights · grad_weights), in place of the scores
-        torch.bmm(grad_XQD, near_values_XPD.mT, out=near_XQP)
-        torch.bmm(grad_YLD, far_values_YRD.mT, out=far_YLR)
+        # the scores become grad_weights, then grad_scores = weights · (grad_weights - Σ weights · grad_weights)
+        torch.bmm(grad_XQD, near_values_XPD.mT, out=near_scores_XQP)
+        torch.bmm(grad_YLD, far_values_YRD.mT, out=far_scores_YLR)
         scores_BHTQS.mul_(weights_BHTQS)
         scores_BHTQS.addcmul_(weights_BHTQS, scores_BHTQS.sum(dim=-1, keepdim=True), value=-1)
         del weights_BHTQS, near_weights_XQP, far_weights_YLR  # the largest tensors
-        grad_query_YLD = (near_XQP @ near_keys_XPD).view(query_YLD.shape).baddbmm_(far_YLR, far_keys_YRD) * scale
+        grad_query_YLD = (near_scores_XQP @ near_keys_XPD).view(query_YLD.shape)
+        grad_query_YLD.baddbmm_(far_scores_YLR, far_keys_YRD).mul_(scale)
         grad_distance_bias_HQP = None
         if piece.distance_bias_HQP is not None:
             grad_distance_bias_HQP = scores_BHTQS[..., : self.tiling.near].sum(dim=(0, 2))
         return self._features(grad_query_YLD, batch, self.num_heads), NearAndFar(
-            self._near_features(near_XQP.mT @ query_XQD, batch),
+            self._near_features(near_scores_XQP.mT @ query_XQD, batch),
             self._near_features(grad_near_values_XPD, batch),
-            self._features(far_YLR.mT @ query_YLD, batch, self.num_kv_heads),
+            self._features(far_scores_YLR.mT @ query_YLD, batch, self.num_kv_heads),
             self._features(grad_far_values_YRD, batch, self.num_kv_heads),
-            piece.bias_BMnS,
+            piece.bias_BMnS,  # has no gradient
             grad_distance_bias_HQP,
         )
 
@@ -301,16 +307,16 @@ class WindowAttention(NamedTuple):
         return self._every_head(features_BLF.unflatten(-1, (heads, -1)).transpose(1, 2), heads).flatten(0, 1)
 
     def _features(self, features_YLD: Tensor, batch: int, heads: int) -> Tensor:
-        """The gradient of `_by_head`."""
+        """The backward pass of `_by_head`."""
         return self._sum_of_groups(features_YLD.unflatten(0, (batch, -1)), heads).transpose(1, 2).flatten(2)
 
     def _near_by_head(self, near_BPF: Tensor) -> Tensor:
-        """The near tokens of each tile, (B·H·T, near, D): a view if there is one tile."""
+        """The near tokens of each tile, (B·H·T, near, D): a view for one tile of one example."""
         tiles_BTGDP = near_BPF.unfold(1, self.tiling.near, self.tiling.size).unflatten(2, (self.num_kv_heads, -1))
         return self._every_head(tiles_BTGDP.permute(0, 2, 1, 4, 3), self.num_kv_heads).flatten(0, 2)
 
     def _near_features(self, tiles_XPD: Tensor, batch: int) -> Tensor:
-        """The gradient of `_near_by_head`, (B, P, F)."""
+        """The backward pass of `_near_by_head`, (B, P, F)."""
         tiles_BHTPD = tiles_XPD.unflatten(0, (batch, self.num_heads, -1))
         tiles_BTPF = self._sum_of_groups(tiles_BHTPD, self.num_kv_heads).permute(0, 2, 3, 1, 4).flatten(3)
         if tiles_BTPF.shape[1] == 1:
@@ -325,7 +331,7 @@ class WindowAttention(NamedTuple):
         return x_BG if heads == self.num_heads else x_BG.repeat_interleave(self._group, dim=1)
 
     def _sum_of_groups(self, x_BH: Tensor, heads: int) -> Tensor:
-        """The gradient of `_every_head`."""
+        """The backward pass of `_every_head`."""
         return x_BH if heads == self.num_heads else x_BH.unflatten(1, (heads, -1)).sum(dim=2)
 
     def _near_and_far(self, scores_BHTQS: Tensor) -> tuple[Tensor, Tensor]:
@@ -335,7 +341,7 @@ class WindowAttention(NamedTuple):
 
 
 class _InChunks(torch.autograd.Function):
-    """`WindowAttention.whole` in chunks: the backward pass computes columns and weights again."""
+    """`WindowAttention.whole` in chunks: the backward pass computes the weights again."""
 
     @staticmethod
     def forward(ctx: Any, attention: WindowAttention, query_BNF: Tensor, *context: Any) -> Tensor:
@@ -344,8 +350,8 @@ class _InChunks(torch.autograd.Function):
         ctx.save_for_backward(query_BNF, *context)
         heads_BNF, whole = torch.empty_like(query_BNF), NearAndFar(*context)
         for examples, tiles in attention.chunks(whole):
-            rows, piece = attention.rows(tiles), attention.piece(whole, examples, tiles)
-            heads_BNF[examples, rows] = attention.attend(query_BNF[examples, rows], piece)[0]
+            queries, piece = attention.queries(tiles), attention.piece(whole, examples, tiles)
+            heads_BNF[examples, queries] = attention.attend(query_BNF[examples, queries], piece)[0]
         return heads_BNF
 
     @staticmethod
@@ -353,29 +359,33 @@ class _InChunks(torch.autograd.Function):
     def backward(ctx: Any, grad_BNF: Tensor) -> tuple[Tensor | None, ...]:
         attention, (query_BNF, *tensors) = ctx.attention, ctx.saved_tensors
         context = NearAndFar(*tensors)
-        by_products = attention.has_gradients_by_products(query_BNF)
+        by_products = attention.has_gradients_by_products(query_BNF, context)
         gradients = attention.gradients if by_products else attention.gradients_by_autograd
         grad_query_BNF = torch.empty_like(query_BNF)
-        near = [torch.zeros_like(tensor) for tensor in context[:2]]
+        grad_near = [torch.zeros_like(tensor) for tensor in context[:2]]
         # many tiles add to these
-        far = [torch.zeros_like(at_least_float32(tensor)) for tensor in context[2:4]]
-        bias_HQP = None
+        grad_far = [torch.zeros_like(at_least_float32(tensor)) for tensor in context[2:4]]
+        grad_bias_HQP = None
         if context.distance_bias_HQP is not None and ctx.needs_input_grad[-1]:
-            bias_HQP = torch.zeros_like(context.distance_bias_HQP)
-        with nullcontext() if by_products else _InChunks._as_in_the_forward_pass(ctx):
+            grad_bias_HQP = torch.zeros_like(context.distance_bias_HQP)
+        autocast_off = torch.autocast(query_BNF.device.type, enabled=False)
+        with autocast_off if by_products else _InChunks._as_in_the_forward_pass(ctx):
             for examples, tiles in attention.chunks(context, by_products):
-                rows, piece = attention.rows(tiles), attention.piece(context, examples, tiles)
-                query_piece, found = gradients(query_BNF[examples, rows], piece, grad_BNF[examples, rows])
-                grad_query_BNF[examples, rows] = query_piece
-                tokens, there = near_rows(attention.tiling, tiles, near[0].shape[1])
-                for total, of_piece in zip(near, found[:2], strict=True):
-                    total[examples, tokens] += of_piece[:, there]
-                for total, of_piece in zip(far, found[2:4], strict=True):
-                    total[examples] += of_piece
-                if bias_HQP is not None and found.distance_bias_HQP is not None:
-                    bias_HQP += found.distance_bias_HQP
-                del piece, query_piece, found, of_piece  # before the next chunk has its own
-        return None, grad_query_BNF, *near, *(total.to(query_BNF.dtype) for total in far), None, bias_HQP
+                queries, piece = attention.queries(tiles), attention.piece(context, examples, tiles)
+                grad_query_piece, grad_piece = gradients(
+                    query_BNF[examples, queries], piece, grad_BNF[examples, queries]
+                )
+                grad_query_BNF[examples, queries] = grad_query_piece
+                tokens, of_piece = near_slices(attention.tiling, tiles, grad_near[0].shape[1])
+                for whole, part in zip(grad_near, grad_piece[:2], strict=True):
+                    whole[examples, tokens] += part[:, of_piece]
+                for whole, part in zip(grad_far, grad_piece[2:4], strict=True):
+                    whole[examples] += part
+                if grad_bias_HQP is not None and grad_piece.distance_bias_HQP is not None:
+                    grad_bias_HQP += grad_piece.distance_bias_HQP
+                del piece, grad_query_piece, grad_piece, part  # before the next chunk has its own
+        grad_far = [whole.to(query_BNF.dtype) for whole in grad_far]
+        return None, grad_query_BNF, *grad_near, *grad_far, None, grad_bias_HQP
 
     @staticmethod
     @contextmanager
