@@ -8,15 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("linformer", reason='needs pip install "linformer-kit[bench]"')
 
 from linformer_kit.bench import encoders, generators, implementations, keras_layers, layers, point, training_loop
 from linformer_kit.bench.checks import WrongImplementation
 from linformer_kit.bench.implementations import IMPLEMENTATIONS, SUBJECT_KINDS, VARIANTS, can_do, check, make_workload
+from linformer_kit.bench.isolated import measure_isolated
 from linformer_kit.bench.measure import Phases, time_interleaved
 from linformer_kit.bench.point import Point
+from linformer_kit.bench.workload import counted_multiply_adds
 from linformer_kit.errors import UserError
 from linformer_kit.models import attention_linformer, causal_linformer, tiling_linformer, window_linformer
 from linformer_kit.models.window_linformer import WindowAttention
@@ -320,15 +321,22 @@ def test_a_cache_with_earlier_tokens_is_refused(monkeypatch, name, subject):
 
 @pytest.mark.parametrize(("rows", "variant"), [(16, ""), (96, ""), (None, ""), (16, "window 64"), (0, "window 64")])
 def test_multiply_adds_are_those_of_the_products(rows, variant):
-    # unfused, because the counter does not know the fused kernel
-    place = point_of("linformer-kit", "encoder", projected_length=rows, length=256, variant=variant)
-    model = encoders.our_encoder(replace(place, implementation="full-attention-eager")).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(encoders.random_ids(3, 256))
+    model = encoders.our_encoder(
+        point_of("linformer-kit", "encoder", projected_length=rows, length=256, variant=variant)
+    ).eval()
+    ids = encoders.random_ids(3, 256)
     multiply_adds = encoders.encoder_multiply_adds(model, 256, batch=3)
     if rows and model.layers[0].attention.plan(256).queries == "folded":  # b_Q keysᵀ, as much as one vector
         multiply_adds += 3 * 2 * 32 * rows
-    assert counter.get_total_flops() == 2 * multiply_adds
+    assert counted_multiply_adds(torch.no_grad()(lambda: model(ids))) == multiply_adds
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("name", ["bert", "bert-eager"])
+def test_multiply_adds_of_other_encoders_are_counted(name):
+    full_attention = make_workload(point_of("full-attention", "encoder"))
+    found = measure_isolated(point_of(name, "encoder"), 60.0)
+    assert found.columns[""]["multiply_adds"] == full_attention.columns[""]["multiply_adds"] > 0
 
 
 def test_a_training_step_has_three_times_the_multiply_adds_of_a_forward_pass():

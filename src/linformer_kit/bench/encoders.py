@@ -5,7 +5,7 @@ Shapes: B batch, N length, C hidden size.
 
 import copy
 import math
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from .point import (
     OURS_REVERSIBLE,
     Point,
 )
-from .workload import Build, Workload, torch_workload
+from .workload import Build, Workload, counted_multiply_adds, torch_workload
 
 VOCABULARY = 8192
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -302,13 +302,13 @@ def encoder_workload(point: Point, build: Build) -> Workload:
     if point.step == "training":
         return torch_workload(point, model, training)
     forward = torch.no_grad()(lambda: model(ids_BN).last_hidden_state)
+    if not isinstance(model, LinformerModel):
+        return torch_workload(point, model, forward, partial(counted_multiply_adds, forward))
     return torch_workload(point, model, forward, multiply_adds=encoder_multiply_adds(model, point.length, point.batch))
 
 
-def encoder_multiply_adds(model: nn.Module, length: int, batch: int) -> int | None:
-    """Multiply-adds of the layers of our encoder: attention (`plan`) and feed-forward; None for other encoders."""
-    if not isinstance(model, LinformerModel):
-        return None
+def encoder_multiply_adds(model: LinformerModel, length: int, batch: int) -> int:
+    """Multiply-adds of the layers of our encoder: attention (`plan`) and feed-forward."""
     feed_forward = 2 * batch * length * model.config.hidden_size * model.config.intermediate_size
     layers: list[Any] = list(model.layers)
     plans = [layer.attention.plan(length, batch, projection=model.projection) for layer in layers]

@@ -129,6 +129,8 @@ def run_isolated(point: Point, time_limit: float) -> Isolated:
     seconds = time.perf_counter() - start
     note = f"a call took {seconds:.0f} s, the limit is {time_limit:.0f} s" if seconds > time_limit else ""
     parameters = {name: list(shape) for name, shape in workload.parameters.items()}
+    if workload.count_multiply_adds is not None and not note:
+        workload.columns[""]["multiply_adds"] = workload.count_multiply_adds()
     return Isolated(OVER_TIME_LIMIT if note else OK, seconds, peak_bytes, note, workload.columns, parameters)
 
 
