@@ -16,7 +16,7 @@ from linformer_kit import CausalLinformerAttention, LinformerAttention, Linforme
 from linformer_kit.models import tiling_linformer, window_linformer
 from linformer_kit.models.modeling_linformer import LinformerForCausalLM
 from linformer_kit.models.projection_linformer import Blocks, Projection
-from linformer_kit.models.tiling_linformer import Tiling, mass_outside
+from linformer_kit.models.tiling_linformer import Tiling, column_bias, mass_outside
 from linformer_kit.models.window_linformer import NearAndFar, WindowAttention, weights_on_tokens
 
 WINDOWED = [pair for pair in COMBINATIONS if pair[0] != "none"]
@@ -141,7 +141,7 @@ class TestReference:
     st.sampled_from(WINDOWED), st.integers(1, 9), st.integers(0, 5), st.integers(0, 6), st.data(), st.integers(1, 19)
 )
 def test_an_input_that_fits_into_the_window_has_full_attention(pair, window, global_tokens, rows, data, length):
-    """Also in a batch with longer inputs, where it takes the way of the longer ones."""
+    """Also in a batch with longer inputs, where it uses the code path for longer inputs."""
     layer, shared = build(*pair, window, global_tokens, projected_length=rows)
     short = min(length, 2 * window)
     full = LinformerAttention(**{**SIZES, "projected_length": 1}, projection="none")
@@ -294,15 +294,44 @@ def test_the_backward_pass_stores_the_scores_of_short_blocks_only(monkeypatch, w
     assert attention.has_gradients_by_products(tokens, context) == expected
 
 
-def test_a_backward_pass_under_autocast_has_the_precision_of_the_forward_pass():
-    layer, _ = build("mean", distance_bias=True)
+@pytest.mark.parametrize(("dropout", "create_graph"), [(0.0, False), (0.0, True), (0.4, False)])
+def test_a_backward_pass_under_autocast_has_the_precision_of_the_forward_pass(dropout, create_graph):
+    tiling = Tiling.of(24, 3, 0)
+    attention = WindowAttention(tiling, num_heads=2, num_kv_heads=2, dropout=dropout)
+    leaves = [torch.randn(2, 24, 8, requires_grad=True) for _ in range(3)]
+    bias = column_bias(tiling, torch.tensor([24, 24]), torch.ones(1, 1, tiling.blocks, 4), torch.float32)
+
+    def gradients(autocast):
+        torch.manual_seed(0)
+        query, keys, values = leaves
+        loss = attention(query, NearAndFar(keys, values, keys[:, :4], values[:, :4], bias, None)).square().sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            return torch.autograd.grad(loss, leaves, create_graph=create_graph)
+
+    assert_close(gradients(autocast=True), gradients(autocast=False))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("distance_bias", [False, True])
+def test_second_derivatives_are_those_of_autograd(distance_bias):
+    """With a residual, so that a missing part of the graph would not be an error."""
+    layer, _ = build("dynamic", distance_bias=distance_bias)
+    x, upstream = torch.randn(2, 23, 12, requires_grad=True), torch.randn(2, 23, 12)
+    leaves, results = [x, *layer.parameters()], []
+    for fused in (True, False):
+        first = torch.autograd.grad(((x.tanh() + layer(x, fused=fused)) * upstream).sum(), leaves, create_graph=True)
+        penalty = sum(gradient.square().sum() for gradient in first)
+        results.append(torch.autograd.grad(penalty, leaves, allow_unused=True, materialize_grads=True))
+    assert_close(*results, rtol=1e-8, atol=1e-8)
+
+
+def test_second_derivatives_with_dropout_say_what_to_do():
+    layer, _ = build("mean", dropout=0.4)
     x = torch.randn(2, 23, 12, requires_grad=True)
-    (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
-    loss = layer(x).square().sum()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        (gradient,) = torch.autograd.grad(loss, x)
-    # the linear layers follow autocast
-    assert (gradient - expected).norm() < 0.02 * expected.norm()
+    with pytest.raises(RuntimeError, match=r"dropout=0\.4 need fused=False"):
+        torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(layer(x, fused=False).sum(), x, create_graph=True)
+    assert gradient.requires_grad
 
 
 @pytest.mark.parametrize("distance_bias", [False, True])
@@ -368,6 +397,50 @@ def test_half_precision_and_autocast_are_close_to_float32(projection, global_tok
     assert (leaf.grad - exact)[mask].norm() < 0.05 * exact[mask].norm()
 
 
+@pytest.mark.parametrize("scale", [1, 20], ids=["small scores", "large scores"])
+@pytest.mark.parametrize("distance_bias", [False, True])
+def test_chunks_cost_no_precision_in_half_precision(monkeypatch, scale, distance_bias):
+    """Sums over many chunks in bfloat16 would stop growing, and scores stored in bfloat16 have large errors."""
+    layer, _ = build("mean", distance_bias=distance_bias)
+    monkeypatch.setattr(window_linformer, "KEY_CHUNK", 1)
+    with torch.no_grad():
+        layer.query.weight.mul_(scale)
+    layer.bfloat16()
+    x, upstream = torch.randn(2, 600, 12).bfloat16(), torch.rand(2, 600, 12).bfloat16()
+
+    def gradients(layer):
+        dtype = layer.query.weight.dtype
+        leaves = [x.to(dtype).requires_grad_(), *layer.parameters()]
+        return torch.autograd.grad((layer(leaves[0]) * upstream.to(dtype)).sum(), leaves)
+
+    exact = gradients(copy.deepcopy(layer).double())
+    in_chunks = gradients(layer)
+    monkeypatch.setattr(window_linformer, "can_recompute", lambda: False)
+    for ours, whole, reference in zip(in_chunks, gradients(layer), exact, strict=True):
+        error, error_of_whole = ((each.double() - reference).norm() for each in (ours, whole))
+        assert error < 1.2 * error_of_whole + 1e-3 * reference.norm()
+
+
+def test_the_mass_of_a_row_can_be_more_than_float16_can_represent():
+    tiling = Tiling.of(200_000, 64, 0)
+    mass = torch.full((1, 1, tiling.blocks, 1), 64.0, dtype=torch.float16)
+    bias = column_bias(tiling, torch.tensor([200_000]), mass, torch.float16)[0, 0, :, -1]
+    outside = 64 * torch.tensor([tiling.blocks - 2, tiling.blocks - 3])
+    assert_close(bias[:2], outside.log().half(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_example_without_real_tokens_has_only_the_output_bias(gradients):
+    layer, _ = build("mean")
+    mask = scattered_mask(3, 37)
+    mask[1] = False
+    with torch.set_grad_enabled(gradients):
+        output = layer(torch.randn(3, 37, 12), mask=mask)
+    assert_close(output[1], layer.output.bias.expand(37, -1))
+    assert (output[0] - layer.output.bias).abs().min() > 0
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("projection", ["dynamic", "conv"])
 def test_a_compiled_layer_is_one_graph_without_breaks(projection):
@@ -385,7 +458,10 @@ def test_shapes_are_computed_on_meta_tensors(monkeypatch):
     monkeypatch.setattr(window_linformer, "KEY_CHUNK", 2**20)
     layer = LinformerAttention(64, 4, max_length=2**20, projected_length=16, projection="mean", window_length=64)
     layer.to("meta")
-    assert layer(torch.empty(1, 100_000, 64, device="meta")).shape == (1, 100_000, 64)
+    x = torch.empty(1, 100_000, 64, device="meta", requires_grad=True)
+    output = layer(x)
+    output.sum().backward()
+    assert output.shape == x.grad.shape == (1, 100_000, 64)
 
 
 @pytest.mark.usefixtures("float64")

@@ -26,7 +26,6 @@ from .projection_linformer import (
     Matrices,
     NoProjection,
     Projection,
-    at_least_float32,
     is_static,
     real_tokens_first,
     scaled,
@@ -474,7 +473,10 @@ class LinformerAttention(MultiHeadLayer):
     def near_and_far(
         self, x_BNC: Tensor, mask: Tensor | None, given: Projection | None, need_weights: bool, fused: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention to window and rows: see `window_linformer.py`."""
+        """Attention to window and rows, (B, N, C), and on request the weights: see `window_linformer.py`.
+
+        `given` is a projection from outside of the layer, or None.
+        """
         length, lengths_B, place_BN = x_BNC.shape[1], None, None
         projection = self._rows_projection(given, length)
         if mask is not None:
@@ -517,7 +519,7 @@ class LinformerAttention(MultiHeadLayer):
             far_rows(keys_BNF, key_rows, self.global_tokens),
             far_rows(values_BNF, value_rows, self.global_tokens),
             column_bias(tiling, real_B, mass_BMnK, keys_BNF.dtype).expand(x_BNC.shape[0], -1, -1, -1),
-            None if self.distance_bias is None else at_least_float32(self.distance_bias(tiling)),
+            None if self.distance_bias is None else self.distance_bias(tiling),
         )
 
     def _tokens_and_rows(

@@ -349,8 +349,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
         """Resize position embeddings and E for a new maximum length.
 
         New positions and new rows of E repeat the old ones from the first, so the outputs for inputs of the old
-        length do not change (with `rescale`, `conv` or a window beside a learned E they change slightly). Fine-tune the
-        model on longer inputs.
+        length do not change, except with `rescale`, `conv`, `head_conv`, and with a window beside "linear", "affine" or
+        "random". Fine-tune the model on longer inputs.
 
         >>> model = LinformerModel(LinformerConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)).eval()
         >>> ids = torch.arange(1, 500)[None]

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from .multihead_linformer import softmax_attention
 from .options_linformer import FIRST_BIAS
@@ -66,10 +65,10 @@ class DistanceBias(nn.Module):
         with torch.no_grad():
             self.weight.zero_()
             for head in range(self.weight.shape[1]):
-                distance = head // 2 % self.window_length + 1  # which all queries see, but for the ends of the input
+                distance = head // 2 % self.window_length + 1  # which all queries see, except at the ends of the input
                 self.weight[self.longest + (distance if head % 2 else -distance), head] = FIRST_BIAS
 
-    def for_this_window(self, other: Tensor | None) -> Tensor:
+    def resized_weight(self, other: Tensor | None) -> Tensor:
         """The weight of a distance bias for another window, with zeros for distances that it does not have."""
         if other is None:
             return torch.zeros_like(self.weight)
@@ -77,12 +76,13 @@ class DistanceBias(nn.Module):
         return nn.functional.pad(other, (0, 0, longer, longer))
 
     def forward(self, tiling: Tiling) -> Tensor:
-        """(H, Q, near tokens of a tile). Entries beyond the window are arbitrary: these tokens are hidden."""
+        """(H, Q, near tokens of a tile), at least float32. Those beyond the window are hidden later, and arbitrary."""
         device = self.weight.device
         near_P = torch.arange(tiling.near, device=device) - tiling.window
         distance_QP = near_P - torch.arange(tiling.size, device=device)[:, None]
         number_QP = distance_QP.clamp(-self.longest, self.longest) + self.longest
-        return nn.functional.embedding(number_QP, self.weight).movedim(-1, 0)
+        # its gradient is a long sum
+        return nn.functional.embedding(number_QP, at_least_float32(self.weight)).movedim(-1, 0)
 
     def extra_repr(self) -> str:
         return f"window_length={self.window_length}, num_heads={self.weight.shape[1]}"
@@ -109,7 +109,7 @@ def weights_on_tokens(weights_BHNS: Tensor, window: int, global_tokens: int, mas
     is_token_BNS = (token_BNS >= 0) & (token_BNS < mask_BN.sum(dim=1)[:, None, None])
     seen = token_BNS.shape[-1]
     on_seen, on_rows = weights_BHNS.split([seen, columns - seen], dim=-1)
-    # where the token of each rank stands
+    # position of the token with each rank
     place_BNS = rank_BN.argsort(dim=1)[:, None].expand(-1, length, -1).gather(-1, token_BNS.clamp(0, length - 1))
     on_tokens = weights_BHNS.new_zeros(batch, heads, length, length).scatter_add(
         -1, place_BNS[:, None].expand(-1, heads, -1, -1), on_seen * is_token_BNS[:, None]
@@ -128,7 +128,7 @@ class WindowAttention(NamedTuple):
 
     def __call__(self, query_BNF: Tensor, context: NearAndFar) -> Tensor:
         """(B, N, H·D) queries, filled up to whole tiles, to (B, N, H·D) heads."""
-        # transformations of torch.func cannot see into the recomputation
+        # torch.func cannot transform a Function that recomputes
         if can_recompute() and self.fused and not torch._C._are_functorch_transforms_active():
             return _InChunks.apply(self, query_BNF, *context)
         return self.whole(query_BNF, context)[0]
@@ -159,22 +159,23 @@ class WindowAttention(NamedTuple):
         return heads_BNF, weights_XHQS.unflatten(0, tiles).transpose(1, 2).flatten(2, 3)
 
     def has_gradients_by_products(self, query_BNF: Tensor, context: NearAndFar) -> bool:
-        """Whether the backward pass uses `gradients`, which stores the scores of a tile: on CPUs, if they are few.
+        """Whether the backward pass uses `gradients`, which stores the scores of a tile: on CPUs, up to 4 MiB of them.
 
-        Half precision needs the float32 sums of the fused kernel. With a distance bias, scores are stored anyway.
+        In half precision, stored scores have large errors; the fused kernel keeps them in float32. With a distance
+        bias, scores are stored anyway.
         """
         if self.dropout or query_BNF.device.type != "cpu" or query_BNF.dtype not in (torch.float32, torch.float64):
             return False
         return context.distance_bias_HQP is not None or self._scores_of_tile(context) <= 2 * SCORE_CHUNK
 
     def _is_fused(self, distance_bias_HQP: Tensor | None) -> bool:
-        """Whether a fused kernel is used: it has no gradient for what is added to the scores.
+        """Whether to use the fused kernel, which has no gradient for the bias.
 
         With dropout, the backward pass must draw its numbers in the same way as the forward pass.
         """
         if not self.fused or distance_bias_HQP is None:
             return self.fused
-        # graphs and transformations of torch.func do not tell what needs a gradient
+        # `requires_grad` is not reliable under torch.compile and torch.func
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return False
         return not (distance_bias_HQP.requires_grad and (torch.is_grad_enabled() or self.dropout > 0))
@@ -355,8 +356,9 @@ class _InChunks(torch.autograd.Function):
         return heads_BNF
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_BNF: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, *_InChunks._gradients_with_graph(ctx, grad_BNF)
         attention, (query_BNF, *tensors) = ctx.attention, ctx.saved_tensors
         context = NearAndFar(*tensors)
         by_products = attention.has_gradients_by_products(query_BNF, context)
@@ -368,8 +370,8 @@ class _InChunks(torch.autograd.Function):
         grad_bias_HQP = None
         if context.distance_bias_HQP is not None and ctx.needs_input_grad[-1]:
             grad_bias_HQP = torch.zeros_like(context.distance_bias_HQP)
-        autocast_off = torch.autocast(query_BNF.device.type, enabled=False)
-        with autocast_off if by_products else _InChunks._as_in_the_forward_pass(ctx):
+        precision = torch.autocast("cpu", enabled=False) if by_products else _InChunks._as_in_the_forward_pass(ctx)
+        with precision:
             for examples, tiles in attention.chunks(context, by_products):
                 queries, piece = attention.queries(tiles), attention.piece(context, examples, tiles)
                 grad_query_piece, grad_piece = gradients(
@@ -386,6 +388,21 @@ class _InChunks(torch.autograd.Function):
                 del piece, grad_query_piece, grad_piece, part  # before the next chunk has its own
         grad_far = [whole.to(query_BNF.dtype) for whole in grad_far]
         return None, grad_query_BNF, *grad_near, *grad_far, None, grad_bias_HQP
+
+    @staticmethod
+    def _gradients_with_graph(ctx: Any, grad_BNF: Tensor) -> Iterator[Tensor | None]:
+        """For second derivatives: all tiles at once, by autograd."""
+        if ctx.attention.dropout:
+            raise RuntimeError(
+                f"second derivatives of attention with a window and dropout={ctx.attention.dropout} need fused=False, "
+                "because the weights are dropped in chunks otherwise; or call eval()"
+            )
+        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        leaves = [each for each, is_needed in zip(inputs, needed, strict=True) if is_needed]
+        with ctx.autocast.restored():
+            heads_BNF, _ = ctx.attention._replace(fused=False).whole(inputs[0], NearAndFar(*inputs[1:]))
+            gradients = iter(torch.autograd.grad(heads_BNF, leaves, grad_BNF, create_graph=True))
+        return (next(gradients) if is_needed else None for is_needed in needed)
 
     @staticmethod
     @contextmanager

@@ -121,7 +121,7 @@ def convert_attention(model: PreTrainedModel, changes: dict[str, Any]) -> PreTra
             del weights[name]
     for name, module in changed.named_modules():
         if isinstance(module, DistanceBias):
-            weights[f"{name}.weight"] = module.for_this_window(weights.get(f"{name}.weight"))
+            weights[f"{name}.weight"] = module.resized_weight(weights.get(f"{name}.weight"))
     missing = changed.load_state_dict(weights, strict=False).missing_keys
     assert all(any(name.startswith(each) for each in projections) for name in missing), missing
     return changed
