@@ -1,4 +1,4 @@
-"""Attention with a window: exact tokens around each query beside the K rows, in one softmax."""
+"""Window attention: exact for the tokens around each query, in one softmax with the K rows."""
 
 import copy
 
@@ -511,9 +511,9 @@ def test_a_tiling_covers_the_tokens():
         ({"window_length": -1}, "window_length is -1; it must be an integer of at least 0"),
         ({"window_length": 2.5}, "window_length"),
         ({"global_tokens": -2}, "global_tokens is -2"),
-        ({"window_length": 0, "global_tokens": 1}, "without a window no token is seen exactly"),
+        ({"window_length": 0, "global_tokens": 1}, "global_tokens=1 needs a window"),
         ({"window_length": 0, "projected_length": 0}, "only layers with a window"),
-        ({"window_length": 0, "distance_bias": True}, "the distances are those between the tokens of a window"),
+        ({"window_length": 0, "distance_bias": True}, "distance_bias=True needs a window"),
         ({"distance_bias": 1}, "distance_bias"),
         ({"projected_length": -1}, "projected_length is -1"),
     ],

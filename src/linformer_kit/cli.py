@@ -315,7 +315,9 @@ def benchmark(
     projection_dim: Annotated[
         int, typer.Option(min=0, help="Projected length K of keys and values; 0: only a window.")
     ] = 64,
-    window_length: Annotated[int, typer.Option(min=0, help="Window length; 0: no window.")] = 0,
+    window_length: Annotated[
+        int, typer.Option(min=0, help="Tokens per block; a query sees its block and those beside it; 0: no window.")
+    ] = 0,
     num_heads: Annotated[int, typer.Option(min=1, help="Number of heads.")] = 8,
     hidden_dim: Annotated[int, typer.Option(min=1, help="Head dimension.")] = 128,
     projection: Annotated[Projection, typer.Option(help="Projection type.")] = DEFAULT_PROJECTION,

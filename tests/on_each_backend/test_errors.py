@@ -17,13 +17,13 @@ IDS = np.random.default_rng(0).integers(1, 30, (4, 20))
     [
         ({"projection_dim": 0}, "projection_dim is 0, which only layers with a window can have; set projection_dim"),
         ({"projection_dim": -1}, "projection_dim is -1; it must be an integer of at least 1"),
-        ({"projection_dim": -1, "window_length": 4}, "projection_dim is -1; beside a window it must be an integer"),
+        ({"projection_dim": -1, "window_length": 4}, "projection_dim is -1; with a window it must be an integer"),
         ({"window_length": -1}, "window_length is -1; it must be an integer of at least 0"),
         ({"window_length": True}, "window_length is True"),
         ({"window_length": 4, "global_tokens": 1.5}, "global_tokens is 1.5; it must be an integer of at least 0"),
-        ({"global_tokens": 1}, "global_tokens=1 with window_length=0, but without a window no token is seen exactly"),
+        ({"global_tokens": 1}, "global_tokens=1 needs a window, but window_length is 0"),
         ({"projection_dim": None, "window_length": 4}, "window_length=4 with projection_dim=None, full attention"),
-        ({"projection_dim": None, "distance_bias": True}, "distance_bias=True with window_length=0"),
+        ({"projection_dim": None, "distance_bias": True}, "distance_bias=True needs a window"),
         ({"window_length": 4, "distance_bias": 1}, "distance_bias is 1; it must be True or False"),
         ({"projection_dim": 2.5}, "projection_dim is 2.5; it must be an integer"),
         ({"sharing": "headwize"}, "sharing is 'headwize'; it must be one of .* did you mean 'headwise'"),
@@ -95,9 +95,9 @@ def test_an_unknown_length_raises():
         ({"k": 0}, "k is 0, which only layers with a window can have; set k to at least 1, or window_length"),
         ({"k": 2.5}, "k is 2.5; it must be an integer of at least 1"),
         ({"window_length": 0.5}, "window_length is 0.5; it must be an integer of at least 0"),
-        ({"global_tokens": 1}, "global_tokens=1 with window_length=0"),
+        ({"global_tokens": 1}, "global_tokens=1 needs a window"),
         ({"full_attn": True, "window_length": 4}, "window_length=4 with full_attn=True, which sees every token"),
-        ({"full_attn": True, "distance_bias": True}, "distance_bias=True with window_length=0"),
+        ({"full_attn": True, "distance_bias": True}, "distance_bias=True needs a window"),
         ({"k": [4, 4]}, "k has 2 values but n_layers is 1"),
         ({"max_len": -1}, "max_len is -1"),
         ({"n_heads": 3}, "d_model=16 is not divisible by n_heads=3"),
@@ -125,10 +125,10 @@ def test_invalid_options_of_models_raise(options, message):
 
 
 def test_decoders_have_no_window():
-    with pytest.raises(ValueError, match=r"window_length=4 in a causal layer.* set block_length instead"):
+    with pytest.raises(ValueError, match=r"window_length is 4 in a causal layer.* choose block_length instead"):
         LinformerCausalLM(**SIZES, window_length=4)
     for slots in (2, None):
-        with pytest.raises(ValueError, match=r"window_length=4 in a causal layer.* set block_length instead"):
+        with pytest.raises(ValueError, match=r"window_length is 4 in a causal layer.* choose block_length instead"):
             CausalLinearMultiHeadAttention(2, 4, slots=slots, window_length=4)
     with pytest.raises(ValueError, match="k is 0 in the last layer of the encoder, but cross-attention has as many"):
         LinformerSeq2Seq(**{**SIZES, "k": 0}, window_length=4)

@@ -1,4 +1,4 @@
-"""The window of exact tokens beside the K rows: equal to PyTorch with the same weights, and to full attention."""
+"""Window attention: equal to PyTorch with the same weights, and to full attention."""
 
 import keras
 import numpy as np

@@ -85,8 +85,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
       (a subclass of `keras.Model` creates one with `make_projection` and passes it to every call as
       `shared_projection`).
     - `max_length`: maximum length of the keys (default: the length of the first input).
-    - `window_length`: length of the blocks of the window: in self-attention, each token attends exactly to its own
-      block of tokens and to the blocks on either side, in one softmax with the K rows; 0 for none. The scores have
+    - `window_length`: number of tokens in a block of the window; 0 for none. In self-attention, each token attends
+      exactly to its own block and to the blocks on either side, in one softmax with the K rows. The scores have
       `3 * window_length + global_tokens + K` columns: column j < 3 * window_length of the i-th real token is the real
       token `(i // window_length - 1) * window_length + j`.
     - `global_tokens`: number of tokens at the beginning that all tokens attend to exactly.

@@ -27,8 +27,8 @@ class Options:
     """The sizes and choices of a model.
 
     - `k`: projected length of keys and values; one number, or one per layer. `max_len`: maximum number of tokens.
-    - `window_length`: length of the blocks of the window of an encoder: each token attends exactly to its own block of
-      tokens and to the blocks on either side, in one softmax with the `k` rows; 0 for none. With a window, `k` may be
+    - `window_length`: number of tokens in a block of the window of an encoder; 0 for none. Each token attends exactly
+      to its own block and to the blocks on either side, in one softmax with the `k` rows. With a window, `k` may be
       0. `global_tokens`: number of tokens at the beginning that all tokens attend to exactly. `distance_bias`: add a
       learned number for each head and distance to the scores of the tokens in the window.
     - `vocab_size`, `d_model`, `d_ff`, `n_heads`, `head_dim` (default `d_model / n_heads`), `n_layers`: the sizes.

@@ -106,8 +106,8 @@ class Projection(ProjectionFacts, keras.layers.Layer):
         what lies outside (see window.py). The first `skipped` tokens are left out.
         """
         raise NotImplementedError(
-            f"projection={self.kind!r} does not define how much of each row lies in each block, so it cannot have "
-            "a window; define `mass_in_blocks` in its class, or use window_length=0"
+            f"projection={self.kind!r} does not define how much of each row lies in each block, so a layer "
+            "with it cannot have a window; define `mass_in_blocks` in its class, or use window_length=0"
         )
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:

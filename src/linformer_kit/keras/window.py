@@ -1,8 +1,8 @@
-"""Near and far: the tokens around a query, exactly, beside the K rows for the rest of the input, in one softmax.
+"""Window attention: exact for the tokens around a query, in one softmax with the K rows for the rest of the input.
 
 As in PyTorch, `models/window_linformer.py`: a query sees the tokens of its block and of the blocks on either side, each
-of `window_length` tokens, the first `global_tokens` tokens, and the K rows, each with the log of its mass outside of
-what the query sees added to its score: the number of tokens for `mean`, the share of the row for other projections.
+of `window_length` tokens, the first `global_tokens` tokens, and the K rows. The log of the mass of a row outside of
+what the query sees is added to its score: the number of tokens for `mean`, the share of the row for other projections.
 With a distance bias, a learned number for each head and distance is added to the score of a token in these blocks.
 
 Shapes: B batch, N tokens, n blocks, W window length, R far rows (global tokens, then the K rows), S columns of a

@@ -88,9 +88,9 @@ class LinformerAttention(MultiHeadLayer):
     >>> weights.shape
     torch.Size([2, 4, 1000, 32])
 
-    - `window_length`: length of the blocks of the window: in self-attention, each token attends exactly to its own
-      block of tokens and to the blocks on either side, in one softmax with the K rows (see `window_linformer.py`); 0
-      for none. With a window, `projected_length` may be 0.
+    - `window_length`: number of tokens in a block of the window; 0 for none. In self-attention, each token attends
+      exactly to its own block and to the blocks on either side, 3 × `window_length` tokens, in one softmax with the K
+      rows (see `window_linformer.py`). With a window, `projected_length` may be 0.
     - `global_tokens`: number of tokens at the beginning that all tokens attend to exactly.
     - `distance_bias`: add a learned number for each head and distance to the scores of the tokens in the window.
 
@@ -300,7 +300,7 @@ class LinformerAttention(MultiHeadLayer):
     ) -> Plan:
         """The cheapest order of the products for `length` queries, and its multiply-adds for the whole batch.
 
-        With a window that sees the whole input, this is full attention, as computed without gradients.
+        The plan for an input that fits into the window is that of full attention, used if no gradient is needed.
 
         >>> LinformerAttention(512, 8, max_length=4096, projected_length=32).plan(4096)
         Plan(keys='sequence first', queries='folded', multiply_adds=1241513984)

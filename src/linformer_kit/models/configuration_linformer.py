@@ -71,9 +71,9 @@ class LinformerConfig(PreTrainedConfig):
     - `projected_length`: K, the number of rows of keys and values; one number, or one for each layer. With
       `sharing="layerwise"`, the shared projection has the largest, and each layer uses a part of it (`Projection.cut`).
     - `sharing`: which E and F are shared: "none", "headwise", "kv" or "layerwise".
-    - `window_length`: length of the blocks of the window of an encoder: each token attends exactly to its own block of
-      tokens and to the blocks on either side, in one softmax with the K rows; 0 for none. With a window,
-      `projected_length` may be 0.
+    - `window_length`: number of tokens in a block of the window of an encoder; 0 for none. Each token attends exactly
+      to its own block and to the blocks on either side, 3 × `window_length` tokens, in one softmax with the K rows.
+      With a window, `projected_length` may be 0.
     - `global_tokens`: number of tokens at the beginning that all tokens attend to exactly; needs `window_length`.
     - `distance_bias`: add a learned number for each head and distance to the scores of the tokens in the window; needs
       `window_length`.

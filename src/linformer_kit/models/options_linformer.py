@@ -222,8 +222,8 @@ def projection_names() -> tuple[str, ...]:
 
 
 WINDOW_IN_DECODER = (
-    "window_length={window_length} in a causal layer, which sees the tokens of its own block exactly already, and must "
-    "not see later ones; set block_length instead, and window_length=0"
+    "window_length is {window_length} in a causal layer, which attends exactly to the tokens of its own block already "
+    "and must not see later ones; set window_length=0, and choose block_length instead"
 )
 
 
@@ -248,14 +248,13 @@ def check_window(
             raise ValueError(f"{name} is {value!r}; it must be an integer of at least 0")
     if boolean("distance_bias", distance_bias) and window_length == 0:
         raise ValueError(
-            "distance_bias=True with window_length=0, but the distances are those between the tokens of a window; set "
-            "window_length, or distance_bias=False"
+            "distance_bias=True needs a window, but window_length is 0; set window_length, or distance_bias=False"
         )
     if window_length == 0:
         if global_tokens:
             raise ValueError(
-                f"global_tokens={global_tokens} with window_length=0, but without a window no token is seen exactly; "
-                "set window_length, or global_tokens=0"
+                f"global_tokens={global_tokens} needs a window, but window_length is 0; set window_length, or "
+                "global_tokens=0"
             )
         if projected_length == 0 and not isinstance(projected_length, bool):
             raise ValueError(
@@ -270,7 +269,7 @@ def check_window(
             f"set window_length=0, or projection={list_names(kind.kind_names('can_have_window'))}"
         )
     if isinstance(projected_length, bool) or not isinstance(projected_length, Integral) or projected_length < 0:
-        raise ValueError(f"{rows_name} is {projected_length!r}; beside a window it must be an integer of at least 0")
+        raise ValueError(f"{rows_name} is {projected_length!r}; with a window it must be an integer of at least 0")
 
 
 def check_local_width(width: int) -> None:

@@ -182,8 +182,8 @@ class Projection(ProjectionFacts, nn.Module):
         known already.
         """
         raise NotImplementedError(
-            f"projection={self.kind!r} does not define how much of each row lies in each block, so it cannot have "
-            "a window; define `mass_in_blocks` in its class, or use window_length=0"
+            f"projection={self.kind!r} does not define how much of each row lies in each block, so a layer "
+            "with it cannot have a window; define `mass_in_blocks` in its class, or use window_length=0"
         )
 
     def key_matrix(self, x_1NC: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Near and far: the tokens around a query, exactly, beside the K rows for the rest of the input, in one softmax.
+"""Window attention: exact for the tokens around a query, in one softmax with the K rows for the rest of the input.
 
     out_i = softmax([Q_i keys_W(i)ᵀ / √D, Q_i keys_Kᵀ / √D + log mass_i]) [values_W(i); values_K]
 

@@ -42,10 +42,12 @@ The shipped files are in [src/linformer_kit/configs](../src/linformer_kit/config
 MODEL_BEGIN = """The fields of `LinformerConfig` ([encoders.md](encoders.md#the-configuration)) and two more keys:
 
 - `from`: the directory `model/` of a run, or another saved model, to start from, with its sizes and its tokenizer.
-  Fields that change attention or length may be set in addition: projection, projected length, sharing,
-  `attention: full`, the fields of decoders, `max_position_embeddings` and dropout. An E or F that the saved model lacks
-  is initialized; all other weights are kept.
-- `attention`: `full` selects full attention: the same model with `projection: none` and `decoder_attention: full`."""
+  Fields that change attention or length may be set in addition: projection, projected length, sharing, `rescale`, the
+  window and its distance bias, `attention: full`, the fields of decoders, `max_position_embeddings` and dropout. An E
+  or F that the saved model lacks is initialized; a distance bias, and new distances of a longer window, start with
+  zeros; all other weights are kept.
+- `attention`: `full` selects full attention: the same model with `projection: none` and `decoder_attention: full`. The
+  window and its distance bias are dropped; if they were the only source of order, also set `position_embedding`."""
 
 MODEL_DERIVED = "These fields are derived and cannot be set:"
 
