@@ -526,12 +526,18 @@ def test_plot_heads_draws_what_a_model_returns(save, kind):
     assert all("attend" not in vars(module) and "advance" not in vars(module) for module in model.modules())
 
 
-@pytest.mark.parametrize("changes", [{"global_tokens": 1}, {"projected_length": [0, 3]}], ids=str)
-def test_heads_with_a_window_show_rows_and_tokens(save, changes):
+@pytest.mark.parametrize(
+    ("changes", "slots"),
+    [({"global_tokens": 1}, "the 5 slots"), ({"projected_length": [0, 3]}, "the 0 to 3 slots")],
+    ids=str,
+)
+def test_heads_with_a_window_show_rows_and_tokens(save, changes, slots):
     """The rows, then all tokens, most of which a token outside of the window does not see."""
     folder, model, tokenizer = save(LinformerForMaskedLM, window_length=3, **changes)
     ids = ids_of(tokenizer)
-    length, found = ids.shape[1], images(figures([folder], "heads", TEXT)["heads"])
+    figure = figures([folder], "heads", TEXT)["heads"]
+    assert f"{slots} that stand for the tokens outside of the window, a line, the" in footnote(figure)
+    length, found = ids.shape[1], images(figure)
     for image, again in zip(found, images(plot_heads(model, ids)), strict=True):
         np.testing.assert_array_equal(image, again)
         np.testing.assert_allclose(image.sum(axis=1), 1, rtol=1e-6)

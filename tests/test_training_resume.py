@@ -374,6 +374,9 @@ def test_a_run_with_other_settings_is_refused(undisturbed):
     assert (
         "undisturbed contains a run with model.projected_length=4, but model.projected_length=8 is requested" in errors
     )
+    write_run(undisturbed.parent, "undisturbed", model={"window_length": 4})
+    _, errors = train(path, code=2)
+    assert "undisturbed contains a run without model.window_length, but model.window_length=4 is requested" in errors
     write_run(undisturbed.parent, "undisturbed")
 
 

@@ -325,6 +325,24 @@ def test_second_derivatives_are_those_of_autograd(distance_bias):
     assert_close(*results, rtol=1e-8, atol=1e-8)
 
 
+def test_no_weight_is_drawn_on_padding():
+    layer, _ = build(projected_length=0)
+    mask = torch.zeros(2, 17, dtype=torch.bool)
+    mask[0, :5] = True
+    weights = layer(torch.randn(2, 17, 12), mask=mask, need_weights=True)[1]
+    drawn = weights_on_tokens(weights, 3, 0, mask)
+    assert (drawn[0, ..., 5:] == 0).all()
+    assert (drawn[1] == 0).all()
+
+
+def test_a_backward_pass_with_dropout_leaves_the_random_state_unchanged():
+    layer, _ = build("mean", dropout=0.4)
+    loss = layer(torch.randn(2, 23, 12, requires_grad=True)).sum()
+    state = torch.get_rng_state()
+    loss.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_second_derivatives_with_dropout_say_what_to_do():
     layer, _ = build("mean", dropout=0.4)
     x = torch.randn(2, 23, 12, requires_grad=True)
@@ -332,6 +350,33 @@ def test_second_derivatives_with_dropout_say_what_to_do():
         torch.autograd.grad(layer(x).sum(), x, create_graph=True)
     (gradient,) = torch.autograd.grad(layer(x, fused=False).sum(), x, create_graph=True)
     assert gradient.requires_grad
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_long_inputs_are_processed_in_chunks(monkeypatch, gradients):
+    layer, _ = build("mean")
+    sizes, attend = [], WindowAttention.attend
+
+    def spy(self, query, *rest):
+        sizes.append(query.shape[:2].numel())
+        return attend(self, query, *rest)
+
+    monkeypatch.setattr(WindowAttention, "attend", spy)
+    with torch.set_grad_enabled(gradients):
+        layer(torch.randn(2, 37, 12))
+    assert max(sizes) < 2 * 37
+
+
+def test_a_chunk_has_several_examples_but_few_scores(monkeypatch):
+    monkeypatch.setattr(window_linformer, "KEY_CHUNK", 2**20)
+    monkeypatch.setattr(window_linformer, "SCORE_CHUNK", 2**19)
+    attention = WindowAttention(Tiling.of(2048, 128, 0), num_heads=8, num_kv_heads=8, dropout=0)
+    tokens, bias = torch.empty(4, 2048, 64), torch.empty(4, 1, 16, 512)
+    context = NearAndFar(tokens, tokens, tokens, tokens, bias, None)
+    with_bias = context._replace(distance_bias_HQP=torch.empty(8, 1, 1))
+    assert len(list(attention.chunks(context))) == 2  # 2 × 16 tiles of 512 × 64 keys in each
+    # 8 × 128 × 512 = 2**19 scores in a tile
+    assert len(list(attention.chunks(with_bias))) == len(list(attention.chunks(context, True))) == 4 * 16
 
 
 @pytest.mark.parametrize("distance_bias", [False, True])
@@ -429,6 +474,34 @@ def test_the_mass_of_a_row_can_be_more_than_float16_can_represent():
     assert_close(bias[:2], outside.log().half(), rtol=1e-3, atol=0)
 
 
+def test_mass_is_summed_in_float32():
+    options = {"sharing": "kv", "embed_dim": 4, "max_length": 5000, "projected_length": 2, "num_kv_heads": 1}
+    random, mean = (Projection.make(kind, rescale=False, **options) for kind in ("random", "mean"))
+    x = torch.zeros(1, 5000, 4)
+    exact = random.mass_in_blocks(x, None, Blocks(2, 2500))
+    for dtype in (torch.bfloat16, torch.float16):
+        mass = copy.deepcopy(random).to(dtype).mass_in_blocks(x.to(dtype), None, Blocks(2, 2500))
+        assert_close(mass, exact, rtol=1e-3, atol=0)  # of the same dtype
+    mass = mean.mass_in_blocks(x[:, :2002].bfloat16(), None, Blocks(2, 1001))
+    assert mass.diagonal(dim1=-2, dim2=-1).tolist() == [[[1001, 1001]]]  # bfloat16 has no 1001
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_padding_that_sees_nothing_is_finite_in_float16(rows):
+    layer, _ = build("mean", projected_length=rows, distance_bias=True)
+    with torch.no_grad():
+        layer.query.weight.mul_(30)
+        layer.distance_bias.weight.fill_(-50)
+    layer.half()
+    mask = torch.zeros(2, 40, dtype=torch.bool)
+    mask[0, :4] = True
+    x = torch.randn(2, 40, 12).half().requires_grad_()
+    for fused in (True, False):
+        output = layer(x, mask=mask, fused=fused)
+        assert output.isfinite().all()
+        assert torch.autograd.grad(output[mask].square().sum(), x)[0].isfinite().all()
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("gradients", [False, True])
 def test_an_example_without_real_tokens_has_only_the_output_bias(gradients):
@@ -452,6 +525,16 @@ def test_a_compiled_layer_is_one_graph_without_breaks(projection):
         output = function(x, mask=mask)
         results.append((output, *torch.autograd.grad(output[mask].square().sum(), [x, *layer.parameters()])))
     assert_close(*results, rtol=1e-9, atol=1e-10)
+
+
+def test_a_layer_without_a_mask_is_exported_for_all_lengths():
+    layer, _ = build("mean", global_tokens=2)
+    sizes = {0: torch.export.Dim("batch", min=2, max=64), 1: torch.export.Dim("length", min=3, max=40)}
+    with torch.no_grad():
+        program = torch.export.export(layer.eval(), (torch.randn(2, 23, 12),), dynamic_shapes=(sizes,)).module()
+        for length in (5, 24, 40):
+            x = torch.randn(3, length, 12)
+            assert_close(program(x), layer(x), rtol=1e-4, atol=1e-5)
 
 
 def test_shapes_are_computed_on_meta_tensors(monkeypatch):
@@ -502,6 +585,8 @@ def test_a_tiling_covers_the_tokens():
     assert Tiling.of(5, 3, 0).blocks == 2
     assert Tiling.of(5, 30, 0) == Tiling(window=3, global_tokens=0, blocks_per_tile=2, tiles=1)  # no longer than needed
     assert Tiling.of(100, 8, 1).size == 8
+    assert Tiling.of(100, 4, 0).size == 4  # two blocks are more than TILE
+    assert Tiling.of(4, 1, 0).size == 4
 
 
 @pytest.mark.parametrize(
@@ -510,12 +595,14 @@ def test_a_tiling_covers_the_tokens():
         ({"projection": "none"}, "sees every token exactly already"),
         ({"window_length": -1}, "window_length is -1; it must be an integer of at least 0"),
         ({"window_length": 2.5}, "window_length"),
+        ({"window_length": True}, "window_length"),
         ({"global_tokens": -2}, "global_tokens is -2"),
         ({"window_length": 0, "global_tokens": 1}, "global_tokens=1 needs a window"),
         ({"window_length": 0, "projected_length": 0}, "only layers with a window"),
         ({"window_length": 0, "distance_bias": True}, "distance_bias=True needs a window"),
         ({"distance_bias": 1}, "distance_bias"),
-        ({"projected_length": -1}, "projected_length is -1"),
+        ({"projected_length": -1}, "projected_length is -1; with a window it must be an integer of at least 0"),
+        ({"projected_length": True}, "projected_length"),
     ],
 )
 def test_options_without_a_meaning_are_refused(options, message):

@@ -123,6 +123,39 @@ def test_an_input_that_fits_into_the_window_has_full_attention(projection):
     assert_close(short(x, x, lengths=MASK.sum(axis=1))[3, :4], expected[3, :4])
 
 
+@only_torch
+def test_all_weights_have_a_gradient_for_inputs_that_fit_into_the_window():
+    layer, x = built(window_length=10), torch.from_numpy(normal(2, 19, 12))
+    layer(x, x, training=True).square().sum().backward()
+    assert all(variable.value.grad is not None for variable in layer.trainable_variables)
+
+
+@not_jax
+def test_large_scores_do_not_reveal_what_is_hidden():
+    layer, full = built(projection_dim=0, distance_bias=True), LinearMultiHeadAttention(3, 4, None)
+    full.build((None, None, 12), (None, None, 12))
+    full.set_weights([weight for weight in layer.get_weights() if weight.shape != layer.distance_weight.shape])
+    layer.distance_weight.assign(np.full(layer.distance_weight.shape, -300.0))  # a constant changes no weight
+    x, lengths = normal(1, 19, 12), np.array([4])
+    assert_close(layer(x, x, lengths=lengths)[:, :4], full(x, x, lengths=lengths)[:, :4])
+
+
+@only_torch
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_float16"])
+def test_scores_are_float32_in_half_precision(dtype, monkeypatch):
+    layer, x = built(projection="mean", dtype=dtype), normal(2, 19, 12)
+    dtypes, concatenate = [], keras.ops.concatenate
+
+    def spy(parts, axis=-1):
+        if len(parts) == 2 and len(parts[0].shape) == 5:  # near and far scores of each block
+            dtypes.extend(keras.backend.standardize_dtype(part.dtype) for part in parts)
+        return concatenate(parts, axis=axis)
+
+    monkeypatch.setattr(keras.ops, "concatenate", spy)
+    layer(x, x, return_attention_scores=True)
+    assert dtypes == ["float32", "float32"]
+
+
 def test_outputs_and_gradients_in_a_graph_are_those_of_pytorch():
     """One step of gradient descent with one layer of each kind, in both frameworks."""
     layers = [built(projection=projection) for projection in (PROJECTIONS if IS_TORCH else ("linear", "mean"))]

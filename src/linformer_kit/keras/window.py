@@ -80,4 +80,4 @@ def distance_bias_of_block(weight_ZH: Tensor, window: int) -> Tensor:
     """(H, W, P): the distance bias of each query of a block and each near token, the same in all blocks."""
     near_P = ops.arange(3 * window, dtype="int32") - window
     distance_WP = near_P - ops.arange(window, dtype="int32")[:, None]
-    return ops.moveaxis(at_least_float32(ops.take(weight_ZH, distance_WP + 2 * window - 1, axis=0)), -1, 0)
+    return ops.moveaxis(ops.take(at_least_float32(weight_ZH), distance_WP + 2 * window - 1, axis=0), -1, 0)

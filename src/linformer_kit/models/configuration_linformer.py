@@ -218,11 +218,11 @@ class LinformerConfig(PreTrainedConfig):
         choice("decoder_attention", self.decoder_attention, DECODER_ATTENTIONS)
         choice("classifier_pooling", self.classifier_pooling, POOLINGS)
         choice("hidden_act", self.hidden_act, ACT2FN)
+        kind = Projection.kinds[choice("projection", self.projection, Projection.kinds)]
         for length in self.projected_lengths:
+            check_window(kind, length, self.window_length, self.global_tokens, self.distance_bias)
             lengths = (self.max_position_embeddings, length or 1)
             Projection.check_options(self.projection, *lengths, self.sharing, self.rescale)
-            window = (self.window_length, self.global_tokens, self.distance_bias)
-            check_window(Projection.kinds[self.projection], length, *window)
         if self.is_decoder and self.window_length:
             raise ValueError(WINDOW_IN_DECODER.format(window_length=self.window_length))
         Projection.check_lengths(self.projection, self.projected_lengths, self.sharing)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .projection_linformer import is_static, split_windows, windows
 
-# tokens per tile, at least, if blocks are shorter
+# the largest number of tokens per tile with several blocks
 TILE = 64
 
 

@@ -165,17 +165,19 @@ def draw_heads(model: LoadedModel, text: str | None) -> "Figure":
     # in a decoder, the slots of finished blocks come before the tokens, and so do the rows beside a window
     sees_tokens = config.is_decoder or config.window_length > 0
     slots = [weights.shape[2] - weights.shape[1] if sees_tokens else 0 for weights in layers_HNK]
-    note = f"{describe_columns(model, tokens, slots[0])} Text: “{excerpt(text)}”."
+    note = f"{describe_columns(model, tokens, slots)} Text: “{excerpt(text)}”."
     return attention.draw_heads(layers_HNK, tokens.labels, slots, note)
 
 
-def describe_columns(model: LoadedModel, tokens: Tokens, slots: int) -> str:
+def describe_columns(model: LoadedModel, tokens: Tokens, slots: list[int]) -> str:
     config, count = model.stack.config, len(tokens.labels)
+    fewest, most = min(slots), max(slots)
+    number = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
     if config.window_length:
-        rows = f"the {slots:,} slots that stand for the tokens outside of the window, a line, " if slots else ""
+        rows = f"the {number} slots that stand for the tokens outside of the window, a line, " if most else ""
         columns = f"{rows}the {count:,} tokens"
-    elif slots > 0:
-        columns = f"the {slots:,} slots of finished blocks, a line, the {count:,} tokens"
+    elif most > 0:
+        columns = f"the {number} slots of finished blocks, a line, the {count:,} tokens"
     elif config.is_decoder or config.projection == "none":
         columns = f"the {count:,} tokens attended to"
     else:

@@ -83,10 +83,11 @@ class RunFolder:
             write_text(self.environment, json.dumps(environment(), indent=1))
         elif different := differences(stored, config):
             key, before, now = different[0]
+            stored_value = f"without {key}" if before is None else f"with {key}={before}"
             requested = f"{key} is not set" if now is None else f"{key}={now} is requested"
             more = f" (and {plural(len(different) - 1, 'more difference')})" if len(different) > 1 else ""
             raise UserError(
-                f"{self.folder} contains a run with {key}={before}, but {requested}{more}; "
+                f"{self.folder} contains a run {stored_value}, but {requested}{more}; "
                 f"{OTHER_DIRECTORY}, or delete the old one"
             )
         # older versions stored `auto`; from now on the precision of such a run is fixed
