@@ -538,6 +538,12 @@ def test_heads_with_a_window_show_rows_and_tokens(save, changes, slots):
     figure = figures([folder], "heads", TEXT)["heads"]
     assert f"{slots} that stand for the tokens outside of the window, a line, the" in footnote(figure)
     length, found = ids.shape[1], images(figure)
+    ticks = figure.axes[len(found) - 1].get_xticklabels()
+    rows = model.config.projected_lengths[-1]
+    assert [(tick.get_position()[0], tick.get_text()) for tick in ticks] == [
+        (rows, "1"),
+        (rows + length - 1, f"{length}"),
+    ]
     for image, again in zip(found, images(plot_heads(model, ids)), strict=True):
         np.testing.assert_array_equal(image, again)
         np.testing.assert_allclose(image.sum(axis=1), 1, rtol=1e-6)

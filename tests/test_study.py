@@ -212,7 +212,7 @@ def test_a_stopped_table_resumes_from_its_checkpoints(tmp_path, small, load, cal
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert "stopped; the same command resumes the runs from their last checkpoints" in errors
+    assert "Stopped. The same command resumes the runs from their last checkpoints." in errors
     (metrics,) = tmp_path.glob("runs/small/*/metrics.jsonl")
     before = metrics.read_text()
     assert 0 < len(before.splitlines()) < 300

@@ -64,10 +64,13 @@ def test_a_compiled_layer_is_one_graph_without_breaks(projection, sharing, maske
             assert_close(graph, eager, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_a_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler"
 )
+
+
+@pytest.mark.slow
+@needs_a_compiler
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_layer_compiled_to_machine_code_has_the_same_outputs_and_gradients():
     x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [9]])
@@ -78,6 +81,21 @@ def test_a_layer_compiled_to_machine_code_has_the_same_outputs_and_gradients():
         results.append([output, *torch.autograd.grad(output.square().sum(), list(attention.parameters()))])
     assert_close(*results, rtol=1e-4, atol=1e-4)
     assert_close(torch.compile(causal, fullgraph=True)(x), causal(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@needs_a_compiler
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_window_is_trained_on_short_inputs_of_many_lengths():
+    """The compiler fails on tiles, and on numbers of rows, whose size depends on the length."""
+    layer = LinformerAttention(16, 2, projected_length=16, projection="mean", window_length=8)
+    compiled = torch.compile(layer, fullgraph=True)
+    for length in (20, 24, 12):
+        x, results = torch.randn(2, length, 16, requires_grad=True), []
+        for function in (compiled, layer):
+            output = function(x)
+            results.append([output, *torch.autograd.grad(output.square().sum(), [x, *layer.parameters()])])
+        assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -650,7 +650,7 @@ def test_a_window_is_only_for_self_attention():
         LinformerAttention(12, 2, window_length=4, context_dim=7)
     x = torch.randn(1, 9, 12)
     for call in (lambda: layer(x, x), lambda: layer(x, value=x), lambda: layer.project(x)):
-        with pytest.raises(ValueError, match="a window holds the tokens around a query"):
+        with pytest.raises(ValueError, match="window_length=3 attends to the tokens around each query in x"):
             call()
     with pytest.raises(TypeError, match=r"only encoders have a window; a causal layer .* see block_length"):
         CausalLinformerAttention(12, 2, window_length=4)

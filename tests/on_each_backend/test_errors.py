@@ -92,7 +92,7 @@ def test_an_unknown_length_raises():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 0}, "k is 0, which only layers with a window can have; set k to at least 1, or window_length"),
+        ({"k": 0}, "k is 0, which only layers with a window can have; set k to at least 1, or set window_length"),
         ({"k": 2.5}, "k is 2.5; it must be an integer of at least 1"),
         ({"window_length": 0.5}, "window_length is 0.5; it must be an integer of at least 0"),
         ({"global_tokens": 1}, "global_tokens=1 needs a window"),

@@ -89,7 +89,7 @@ def run_jobs(study: Study, names: list[str], at_once: int | None, console: Conso
             asyncio.run(run_all(study, study.missing_jobs(names), at_once, console))
         except KeyboardInterrupt:
             code = 128 + (received or [signal.SIGINT])[0]
-            raise Stopped("stopped; the same command resumes the runs from their last checkpoints", code) from None
+            raise Stopped("Stopped. The same command resumes the runs from their last checkpoints.", code) from None
 
 
 async def run_all(study: Study, jobs: list[Job], at_once: int, console: Console) -> None:

@@ -254,9 +254,9 @@ class LinformerAttention(MultiHeadLayer):
         """Raise if a layer with a window is given a context: the tokens around a query are those of its own input."""
         if self.window_length and (context is not None or value is not None):
             raise ValueError(
-                f"{'value' if context is None else 'context'} was given to a layer with "
-                f"window_length={self.window_length}, but a window holds the tokens around a query, which a context "
-                "does not have; call the layer with x only, or build it with window_length=0"
+                f"a layer with window_length={self.window_length} attends to the tokens around each query in x, so it "
+                "takes no context and no value, and has no project(); call it with x only, or build it with "
+                "window_length=0"
             )
 
     def _check_context(self, context: Tensor, value: Tensor | None) -> None:
@@ -300,7 +300,9 @@ class LinformerAttention(MultiHeadLayer):
     ) -> Plan:
         """The cheapest order of the products for `length` queries, and its multiply-adds for the whole batch.
 
-        The plan for an input that fits into the window is that of full attention, used if no gradient is needed.
+        With a window, features first must save more than 5% of the multiply-adds, because its smaller products are
+        slower. The plan for an input that fits into the window is that of full attention, used if no gradient is
+        needed.
 
         >>> LinformerAttention(512, 8, max_length=4096, projected_length=32).plan(4096)
         Plan(keys='sequence first', queries='folded', multiply_adds=1241513984)
@@ -491,6 +493,9 @@ class LinformerAttention(MultiHeadLayer):
             tiling = Tiling.of(length, self.window_length, self.global_tokens, single_blocks=need_weights)
             attention = WindowAttention(tiling, self.num_heads, self.num_kv_heads, self._dropout_now(), fused)
             near_and_far = self._project_window(projection, x_BNC, lengths_B, tiling)
+            if torch.compiler.is_dynamo_compiling() and not need_weights:
+                # torch.compile fails on products whose number of columns depends on the length
+                near_and_far = near_and_far.filled_up(self.global_tokens + self.projected_length)
             output_BNC, weights = self._attend_window(attention, x_BNC, near_and_far, lengths_B, need_weights)
         if place_BN is None:
             return output_BNC, weights

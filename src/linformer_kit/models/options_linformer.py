@@ -259,7 +259,7 @@ def check_window(
         if projected_length == 0 and not isinstance(projected_length, bool):
             raise ValueError(
                 f"{rows_name} is 0, which only layers with a window can have; set {rows_name} to at least 1, or "
-                "window_length"
+                "set window_length"
             )
         positive_integer(rows_name, projected_length)
         return

@@ -667,7 +667,8 @@ class PoolingProjection(SegmentProjection):
         self.projected_length = projected_length
 
     def rows(self, length: int) -> int:
-        return min(self.projected_length, length) if is_static(length) else self.projected_length
+        # not `min`, which torch.compile cannot simplify if the length is symbolic
+        return length if is_static(length) and length < self.projected_length else self.projected_length
 
     def multiply_adds_per_channel(self, length: int) -> int:
         return length

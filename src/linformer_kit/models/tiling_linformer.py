@@ -29,9 +29,12 @@ class Tiling(NamedTuple):
     @classmethod
     def of(cls, length: int, window: int, global_tokens: int, single_blocks: bool = False) -> "Tiling":
         """The tiling of `length` tokens; `single_blocks`: a block is a tile, as in graphs for all lengths."""
-        blocks_per_tile = 1
-        if is_static(length) and not single_blocks:
-            if length <= 2 * window:  # two blocks see each other, and need not be longer than the input
+        if not is_static(length) or single_blocks:
+            return cls(window, global_tokens, 1, windows(length, window))
+        blocks_per_tile = max(1, TILE // window)
+        # short inputs need no whole tile; a compiled graph, which may be for all lengths, has tiles of constant size
+        if not torch.compiler.is_compiling():
+            if length <= 2 * window:  # two blocks see each other
                 window = (length + 1) // 2
             blocks_per_tile = min(max(1, TILE // window), windows(length, window))
         return cls(window, global_tokens, blocks_per_tile, windows(length, blocks_per_tile * window))

@@ -41,6 +41,18 @@ class NearAndFar(NamedTuple):
     bias_BMnS: Tensor  # added to the scores, for each block; M is 1, or G if each key-value head has its own E
     distance_bias_HQP: Tensor | None  # added to the scores of the near tokens of each tile, at least float32
 
+    def filled_up(self, rows: int) -> "NearAndFar":
+        """With hidden rows after the far rows, so that there are at least `rows` of them."""
+        missing = rows - self.far_keys_BRF.shape[1]
+        if missing < 0:
+            return self
+        hidden = torch.finfo(self.bias_BMnS.dtype).min / 2
+        return self._replace(
+            far_keys_BRF=nn.functional.pad(self.far_keys_BRF, (0, 0, 0, missing)),
+            far_values_BRF=nn.functional.pad(self.far_values_BRF, (0, 0, 0, missing)),
+            bias_BMnS=nn.functional.pad(self.bias_BMnS, (0, missing), value=hidden),
+        )
+
 
 class DistanceBias(nn.Module):
     """A learned number for each head and distance between query and token, added to their score: `bias_h(j - i)`.

@@ -73,7 +73,9 @@ def draw_heads(
         if slots[layer] > 0:
             axes.axvline(slots[layer] - 0.5, color="white", linewidth=1)
         rows, columns = layers_HNK[layer][head].shape
-        label_columns(axes, columns, is_last=layer == count - 1 or columns != layers_HNK[layer + 1].shape[-1])
+        label_columns(
+            axes, slots[layer], columns, is_last=layer == count - 1 or columns != layers_HNK[layer + 1].shape[-1]
+        )
         axes.set_yticks([])
         if head == 0:
             axes.set_ylabel(f"layer {layer + 1}" if names is None else names[layer], fontsize=10)
@@ -98,9 +100,9 @@ def label_rows(axes: "Axes", labels: Sequence[str], height: float) -> None:
     axes.tick_params(axis="y", length=2, pad=2)
 
 
-def label_columns(axes: "Axes", count: int, is_last: bool) -> None:
-    """The first and the last column, below the last row of panels."""
-    ticks = {0: "1", count - 1: f"{count:,}"} if is_last and count > 1 else {}
+def label_columns(axes: "Axes", slots: int, count: int, is_last: bool) -> None:
+    """The first and the last of the columns after the slots, below the last row of panels."""
+    ticks = {slots: "1", count - 1: f"{count - slots:,}"} if is_last and count > 1 else {}
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
     axes.tick_params(axis="x", length=2, pad=2)
 
