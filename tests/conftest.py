@@ -66,6 +66,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def fresh_compiler():
+    """For `torch.compile`, without the graphs of other tests."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def inductor(fresh_compiler):
+    """For `torch.compile` with its default backend, which compiles to machine code."""
+    if not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("PyTorch's compiler needs a C++ compiler")
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

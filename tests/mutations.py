@@ -874,6 +874,14 @@ MUTATIONS = [
         "tests/test_training_parts.py",
         "continues_with_a_window",
     ),
+    Mutation(
+        "compiled queries see the rows that fill up those of a short input",
+        "models/window_linformer.py",
+        "(0, missing), value=hidden",
+        "(0, missing), value=0.0",
+        "tests/test_torch.py",
+        "compiled_window",
+    ),
 ]
 
 

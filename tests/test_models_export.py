@@ -1,6 +1,5 @@
 """Compiled and exported models and ONNX Runtime give the outputs of eager PyTorch."""
 
-import shutil
 from unittest.mock import patch
 
 import onnxruntime
@@ -35,13 +34,6 @@ ONLY_OF_ENCODERS = ("rescale", "K per layer", "post-norm", *(VARIANTS.keys() - s
 LONGEST = 32  # max_position_embeddings of the models here
 # other sizes than those of the example: fewer tokens than rows, one block and several, the longest
 SIZES = [(1, 1), (1, 4), (2, 5), (4, 9), (3, 17), (2, LONGEST)]
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def padded(batch, length, side):
@@ -136,10 +128,7 @@ def test_one_compiled_graph_serves_many_batches():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler"
-)
-@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.usefixtures("inductor")
 def test_a_model_compiled_to_machine_code_has_the_same_outputs_and_gradients():
     """A whole model; test_torch.py has the attention of encoders."""
     model = small(LinformerForCausalLM)

@@ -1,7 +1,6 @@
 """The layers under what PyTorch offers: compile, autocast, dtypes, meta tensors, copies."""
 
 import copy
-import shutil
 from unittest.mock import patch
 
 import pytest
@@ -26,13 +25,6 @@ def fresh(projection="linear", sharing="headwise"):
 def build(projection="linear", sharing="headwise"):
     """One of each layer, with random parameters."""
     return [randomize(layer) for layer in fresh(projection, sharing)]
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -64,14 +56,8 @@ def test_a_compiled_layer_is_one_graph_without_breaks(projection, sharing, maske
             assert_close(graph, eager, rtol=1e-4, atol=1e-4)
 
 
-needs_a_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="PyTorch's compiler needs a C++ compiler"
-)
-
-
 @pytest.mark.slow
-@needs_a_compiler
-@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.usefixtures("inductor")
 def test_a_layer_compiled_to_machine_code_has_the_same_outputs_and_gradients():
     x, mask = torch.randn(2, 21, 16), torch.arange(21) < torch.tensor([[21], [9]])
     _, attention, causal = build()
@@ -84,10 +70,9 @@ def test_a_layer_compiled_to_machine_code_has_the_same_outputs_and_gradients():
 
 
 @pytest.mark.slow
-@needs_a_compiler
-@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.usefixtures("inductor")
 def test_a_compiled_window_is_trained_on_short_inputs_of_many_lengths():
-    """The compiler fails on tiles, and on numbers of rows, whose size depends on the length."""
+    """Inductor fails if the size of a tile, or the number of rows beside it, depends on the length."""
     layer = LinformerAttention(16, 2, projected_length=16, projection="mean", window_length=8)
     compiled = torch.compile(layer, fullgraph=True)
     for length in (20, 24, 12):

@@ -514,10 +514,9 @@ def test_an_example_without_real_tokens_has_only_the_output_bias(gradients):
     assert (output[0] - layer.output.bias).abs().min() > 0
 
 
-@pytest.mark.usefixtures("float64")
+@pytest.mark.usefixtures("float64", "fresh_compiler")
 @pytest.mark.parametrize("projection", ["dynamic", "conv"])
 def test_a_compiled_layer_is_one_graph_without_breaks(projection):
-    torch._dynamo.reset()
     layer, _ = build(projection, "headwise", 3, 2, distance_bias=projection == "dynamic")
     x, mask = torch.randn(2, 17, 12, requires_grad=True), scattered_mask(2, 17)
     results = []

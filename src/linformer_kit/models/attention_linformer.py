@@ -300,9 +300,9 @@ class LinformerAttention(MultiHeadLayer):
     ) -> Plan:
         """The cheapest order of the products for `length` queries, and its multiply-adds for the whole batch.
 
-        With a window, features first must save more than 5% of the multiply-adds, because its smaller products are
-        slower. The plan for an input that fits into the window is that of full attention, used if no gradient is
-        needed.
+        With a window, features first must save more than 5% of the multiply-adds, because its products are smaller and
+        therefore slower. The plan for an input that fits into the window is that of full attention, used if no gradient
+        is needed.
 
         >>> LinformerAttention(512, 8, max_length=4096, projected_length=32).plan(4096)
         Plan(keys='sequence first', queries='folded', multiply_adds=1241513984)
@@ -494,7 +494,7 @@ class LinformerAttention(MultiHeadLayer):
             attention = WindowAttention(tiling, self.num_heads, self.num_kv_heads, self._dropout_now(), fused)
             near_and_far = self._project_window(projection, x_BNC, lengths_B, tiling)
             if torch.compiler.is_dynamo_compiling() and not need_weights:
-                # torch.compile fails on products whose number of columns depends on the length
+                # Inductor fails if the number of columns of the fused kernel depends on the length
                 near_and_far = near_and_far.filled_up(self.global_tokens + self.projected_length)
             output_BNC, weights = self._attend_window(attention, x_BNC, near_and_far, lengths_B, need_weights)
         if place_BN is None:

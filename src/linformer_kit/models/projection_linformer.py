@@ -667,7 +667,7 @@ class PoolingProjection(SegmentProjection):
         self.projected_length = projected_length
 
     def rows(self, length: int) -> int:
-        # not `min`, which torch.compile cannot simplify if the length is symbolic
+        # not `min`, which stays unresolved in graphs of torch.compile for many lengths
         return length if is_static(length) and length < self.projected_length else self.projected_length
 
     def multiply_adds_per_channel(self, length: int) -> int:

@@ -31,12 +31,13 @@ class Tiling(NamedTuple):
         """The tiling of `length` tokens; `single_blocks`: a block is a tile, as in graphs for all lengths."""
         if not is_static(length) or single_blocks:
             return cls(window, global_tokens, 1, windows(length, window))
+        # Inductor fails if the size of a tile depends on the length, so there short inputs are filled up to whole tiles
+        can_depend_on_length = not torch.compiler.is_dynamo_compiling()
+        if can_depend_on_length and length <= 2 * window:  # two blocks see each other
+            window = (length + 1) // 2
         blocks_per_tile = max(1, TILE // window)
-        # short inputs need no whole tile; a compiled graph, which may be for all lengths, has tiles of constant size
-        if not torch.compiler.is_compiling():
-            if length <= 2 * window:  # two blocks see each other
-                window = (length + 1) // 2
-            blocks_per_tile = min(max(1, TILE // window), windows(length, window))
+        if can_depend_on_length:
+            blocks_per_tile = min(blocks_per_tile, windows(length, window))
         return cls(window, global_tokens, blocks_per_tile, windows(length, blocks_per_tile * window))
 
     @property

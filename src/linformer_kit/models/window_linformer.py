@@ -42,7 +42,7 @@ class NearAndFar(NamedTuple):
     distance_bias_HQP: Tensor | None  # added to the scores of the near tokens of each tile, at least float32
 
     def filled_up(self, rows: int) -> "NearAndFar":
-        """With hidden rows after the far rows, so that there are at least `rows` of them."""
+        """With hidden rows after the far rows, up to `rows` in all, or as they are if there are more."""
         missing = rows - self.far_keys_BRF.shape[1]
         if missing < 0:
             return self
