@@ -32,10 +32,10 @@ from transformers import AutoTokenizer
 
 from linformer_kit.training.config import load_config
 from linformer_kit.training.data import read_sources, read_splits
+from linformer_kit.training.encoding import classified_texts, text_batches, tokenize_with_end
 from linformer_kit.training.prepare import prepare
 from linformer_kit.training.sources import find_sources
 from linformer_kit.training.tokenizer import SPECIAL
-from linformer_kit.training.tokens import classified_texts, text_batches, tokenize_with_end
 
 pytestmark = pytest.mark.usefixtures("restore_global_state")
 

@@ -25,9 +25,10 @@ from transformers import TrainerCallback
 
 from ..training import prepare
 from ..training.config import load_config
+from ..training.load import quiet_libraries
 from ..training.progress import Bar, MetricsFile
 from ..training.run import RunFolder
-from ..training.train import make_trainer, quiet_libraries
+from ..training.train import make_trainer
 from .encoders import with_linformer_layers
 from .measure import Phases
 from .point import LINFORMER, NO_ATTENTION_DROPOUT, Point

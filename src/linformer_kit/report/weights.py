@@ -60,7 +60,7 @@ class Tokens:
 
 def load_model(folder: Path, config: "RunConfig | None") -> LoadedModel:
     """The model of a run, or a saved model."""
-    from ..training.train import quiet_libraries
+    from ..training.load import quiet_libraries
 
     quiet_libraries()
     name = folder.resolve().name
@@ -100,8 +100,8 @@ def tokenize(model: LoadedModel, text: str) -> Tokens:
     """(1, N) ids as in training, truncated to what the model takes."""
     from transformers import AutoTokenizer
 
+    from ..training.encoding import classified_texts, tokenize_with_end
     from ..training.predict import require_pair, split_pair
-    from ..training.tokens import classified_texts, tokenize_with_end
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False)

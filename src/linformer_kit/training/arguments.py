@@ -3,16 +3,18 @@
 import importlib.util
 import os
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from accelerate import PartialState
-from transformers import TrainingArguments
 
 from ..errors import UserError
 from ..formatting import plural
 from .config import RunConfig, TrainingConfig
 from .run import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 
 def resolve_hardware(config: RunConfig, resumed: RunConfig | None = None) -> RunConfig:
@@ -39,8 +41,11 @@ def is_on_gpu(training: TrainingConfig) -> bool:
     return training.device != "cpu" and torch.cuda.is_available()
 
 
-def training_arguments(config: RunConfig, run: RunFolder, steps: int) -> TrainingArguments:
+def training_arguments(config: RunConfig, run: RunFolder, steps: int) -> "TrainingArguments":
     """The arguments of `transformers.Trainer` for a run of `steps` steps."""
+    # `linformer predict` asks this module for the device only
+    from transformers import TrainingArguments
+
     training = resolve_hardware(config).training
     batch_size = device_batch_size(config)
     prepare_reporting(config, run)

@@ -5,7 +5,7 @@ A resumed run therefore sees the same batches, and two processes see the batches
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import datasets
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from .config import RunConfig
 from .data import read_stream
+from .encoding import pad_rows
 
 # label of tokens without a loss
 IGNORE_INDEX = -100
@@ -177,11 +178,3 @@ class PaddingCollator:
             labels = [example["labels"] for example in examples]
             batch["labels"] = pad_rows(labels, IGNORE_INDEX) if np.ndim(labels[0]) else torch.tensor(np.asarray(labels))
         return batch
-
-
-def pad_rows(rows: Sequence[Any], fill: int) -> Tensor:
-    """Rows of different lengths as one tensor, padded with `fill`."""
-    result = np.full((len(rows), max(map(len, rows))), fill, np.int64)
-    for place, row in enumerate(rows):
-        result[place, : len(row)] = row
-    return torch.from_numpy(result)

@@ -1,8 +1,6 @@
 """Reads files, directories and Hub datasets of any supported format into splits of rows."""
 
-import codecs
 import glob
-import gzip
 import json
 import logging
 import zlib
@@ -11,14 +9,22 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, time
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import datasets
 
 from ..errors import UserError
 from ..models.options_linformer import nearest_of
 from .config import DataConfig, RunConfig
-from .sources import Source, find_sources, split_roles, suffix_of
+from .sources import (
+    Source,
+    check_files,
+    encoding_without_bom,
+    find_sources,
+    open_decompressed,
+    split_roles,
+    suffix_of,
+)
 
 # independent of the seed of the run: all runs are evaluated on the same examples
 SPLIT_SEED = 0
@@ -134,27 +140,6 @@ def translate_stream_errors() -> Iterator[None]:
         raise UserError(
             f"the stream cannot be read to the end: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
-
-
-def encoding_without_bom(encoding: str) -> str:
-    """The encoding that skips a byte order mark in UTF-8."""
-    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
-
-
-def open_decompressed(path: Path) -> IO[bytes]:
-    """Open a file for reading bytes, decompressed if it is a gzip file."""
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
-def check_files(source: Source) -> None:
-    """Raise `UserError` for empty or damaged files."""
-    for path in source.files:
-        try:
-            with open_decompressed(path) as file:
-                if not file.read(1):
-                    raise UserError(f"{path} is empty")
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise UserError(f"{path} is not a complete gzip file: {error}") from None
 
 
 def read_error(source: Source, data: DataConfig, error: Exception) -> UserError:

@@ -6,25 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 from accelerate import PartialState
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
 
-from ..errors import NEEDS_CODE, UserError, needs_code
+from ..errors import UserError
 from ..files import write_text
-from ..models.configuration_linformer import LinformerConfig
 from .arguments import is_on_gpu
 from .batches import PaddingCollator, task_transform
 from .config import RunConfig
 from .data import check_columns, is_language_model, read_sources
+from .load import labels_of_model, load_model, quiet_libraries
 from .metrics import confusion, task_metrics, translation_metrics
-from .model import MODELS, max_length
+from .model import max_length
 from .prepare import prepare
-from .run import RunFolder, TrainedModel, open_model
+from .run import RunFolder, open_model
 from .sources import find_sources
 from .tokens import length_statistics, pack, tokenize
-from .train import evaluation_examples, quiet_libraries
+from .train import evaluation_examples
 from .trainer import LinformerTrainer
 from .translate import batch_size_of, translations
 
@@ -41,6 +42,7 @@ def evaluate(
     """
     console = console or Console(stderr=True)
     quiet_libraries()
+    datasets.disable_progress_bars()
     trained = open_model(source)
     run, config = trained.run, trained.config
     state = PartialState(cpu=not is_on_gpu(config.training))
@@ -80,26 +82,6 @@ def write_translations(path: Path, sources: list[str], hypotheses: list[str], re
         for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True)
     ]
     write_text(path, "\n".join(lines) + "\n")
-
-
-def load_model(trained: TrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Load a model and its tokenizer with our classes and those of transformers: code in the directory never runs."""
-    config = trained.config
-    try:
-        kind = LinformerConfig.get_config_dict(trained.folder)[0].get("model_type")
-        if kind != LinformerConfig.model_type:
-            raise UserError(f"it is a model of type {kind!r}, not a Linformer; its own code is never run")
-        model = MODELS[config.task].from_pretrained(trained.folder, trust_remote_code=False, use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(trained.tokenizer, trust_remote_code=False)
-    except Exception as error:  # safetensors, json and transformers raise different types
-        reason = f"the tokenizer {NEEDS_CODE}" if needs_code(error) else " ".join(str(error).split())
-        raise UserError(f"{trained.folder} cannot be loaded: {reason}") from error
-    return model.to("cuda" if is_on_gpu(config.training) else "cpu").eval(), tokenizer
-
-
-def labels_of_model(model: PreTrainedModel) -> list[str]:
-    """The labels in the order of their indices."""
-    return [model.config.id2label[number] for number in range(model.config.num_labels)]
 
 
 def prepared_rows(

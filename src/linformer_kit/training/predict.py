@@ -12,15 +12,11 @@ from typing import IO, Any
 import torch
 
 from ..errors import UserError
-from .batches import pad_rows
 from .config import RunConfig
-from .data import check_files, encoding_without_bom, iterate_texts, open_decompressed, read_sources, top_column
-from .evaluate import labels_of_model, load_model
+from .encoding import classified_texts, pad_rows, tokenize_with_end
+from .load import labels_of_model, load_model, quiet_libraries
 from .run import open_model
-from .sources import FORMATS, Source, format_of, suffix_of
-from .tokens import classified_texts, tokenize_with_end
-from .train import quiet_libraries
-from .translate import generate
+from .sources import FORMATS, Source, check_files, encoding_without_bom, format_of, open_decompressed, suffix_of
 
 BATCH_SIZE = 16
 
@@ -158,6 +154,8 @@ class Predictor:
             }
 
     def translate(self, batch: list[Input]) -> Iterator[dict[str, Any]]:
+        from .translate import generate
+
         ids, lengths = tokenize_with_end(self.tokenizer, [each.text for each in batch], self.max_length)
         self.warn_truncated(lengths)
         key = "translation" if self.config.task == "translation" else "restored"
@@ -246,6 +244,11 @@ def inputs_of_file(path: Path, per: str, config: RunConfig) -> Iterator[Input]:
     check_files(Source((path,), ""))
     kind = FORMATS.get(suffix_of(path), "text" if config.data.format == "auto" else config.data.format)
     if per == "line" and kind in ("jsonl", "csv", "tsv", "parquet"):
+        import datasets
+
+        from .data import iterate_texts, read_sources, top_column
+
+        datasets.disable_progress_bars()
         columns = config.data.columns
         name = columns.source if config.task == "translation" else columns.text
         data = replace(config.data, streaming=False)

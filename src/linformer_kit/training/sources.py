@@ -1,10 +1,14 @@
-"""Finds the files of `data.path`, their format and their splits."""
+"""Finds the files of `data.path`, their format and their splits, and opens them."""
 
+import codecs
+import gzip
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import IO
 
 from ..errors import UserError
 from ..models.options_linformer import nearest_of
@@ -127,6 +131,30 @@ def format_of(path: Path, data: DataConfig) -> str:
     if path.suffix == ".gz" and suffix_of(path) == ".parquet":
         raise UserError(f"{path}: Parquet files cannot be read from gzip; decompress it with gunzip")
     return FORMATS[suffix_of(path)]
+
+
+# content
+
+
+def encoding_without_bom(encoding: str) -> str:
+    """The encoding that skips a byte order mark in UTF-8."""
+    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+
+
+def open_decompressed(path: Path) -> IO[bytes]:
+    """Open a file for reading bytes, decompressed if it is a gzip file."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def check_files(source: Source) -> None:
+    """Raise `UserError` for empty or damaged files."""
+    for path in source.files:
+        try:
+            with open_decompressed(path) as file:
+                if not file.read(1):
+                    raise UserError(f"{path} is empty")
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise UserError(f"{path} is not a complete gzip file: {error}") from None
 
 
 # roles of splits

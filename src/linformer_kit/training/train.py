@@ -1,9 +1,7 @@
 """Training a run, from its configuration to a saved model; the same call resumes an interrupted run."""
 
 import json
-import logging
 import math
-import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,9 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import datasets
 import numpy as np
-import transformers
 from accelerate import PartialState
 from accelerate.utils import set_seed
 from rich.console import Console
@@ -30,6 +26,7 @@ from .arguments import resolve_hardware, training_arguments
 from .batches import Examples, PaddingCollator, Stream, Transform, row_lengths, task_transform
 from .checkpoint import PREFIX, atomic_checkpoint, find_damage, latest_intact, remove_newer, step_of, write_error
 from .config import RunConfig
+from .load import quiet_libraries
 from .metrics import translation_metrics
 from .model import MODELS, build_model, count_parameters
 from .prepare import Prepared, prepare
@@ -81,16 +78,6 @@ def announce_hardware_change(before: RunConfig, now: RunConfig, console: Console
     else:
         return
     console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def quiet_libraries() -> None:
-    """Silence the libraries' own messages and progress bars."""
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
-    # tokenizers warns when a process with threads forks, as datasets does
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteria, StoppingCriteriaList
 
-from .batches import pad_rows
 from .config import RunConfig
+from .encoding import pad_rows
 
 
 def batch_size_of(config: RunConfig) -> int:
