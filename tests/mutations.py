@@ -380,7 +380,7 @@ MUTATIONS = [
     ),
     Mutation(
         "resuming does not restore the generator of Python",
-        "training/checkpoint.py",
+        "training/training_state.py",
         "random.setstate((version, tuple(numbers), gauss))",
         "pass",
         PARTS,
@@ -586,11 +586,27 @@ MUTATIONS = [
     ),
     Mutation(
         "the code of a tokenizer in a model directory runs",
-        "training/evaluate.py",
+        "training/load.py",
         "AutoTokenizer.from_pretrained(trained.tokenizer, trust_remote_code=False)",
         "AutoTokenizer.from_pretrained(trained.tokenizer, trust_remote_code=True)",
         CHECKPOINTS,
         "needs_its_code",
+    ),
+    Mutation(
+        "predict imports what only training needs",
+        "training/load.py",
+        "from .run import TrainedModel",
+        "from .run import TrainedModel\nfrom .tokens import tokenize",
+        "tests/test_cli.py",
+        "nothing_that_only_training_needs",
+    ),
+    Mutation(
+        "the modules of torch and transformers are traversed by every garbage collection",
+        "cli.py",
+        "        gc.freeze()",
+        "        pass",
+        "tests/test_cli.py",
+        "nothing_that_only_training_needs",
     ),
     Mutation(
         "the results of a checkpoint replace those of the finished model",

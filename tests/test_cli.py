@@ -1,15 +1,17 @@
 """The command line in general."""
 
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from training_zoo import environment
 from typer.testing import CliRunner
 
 from linformer_kit import __version__, demo
-from linformer_kit.cli import app
+from linformer_kit.cli import app, imports
 from linformer_kit.errors import Stopped, UserError
 
 
@@ -40,19 +42,77 @@ def test_a_typo_suggests_the_nearest_command():
     assert "'demo'" in result.output
 
 
-def test_help_loads_neither_torch_nor_matplotlib():
-    code = """
-import sys
+# start-up
+
+# runs a command and prints what it has imported, and whether garbage is collected
+LOADED = """
+import gc, sys
 from linformer_kit.cli import app
+code = 0
 try:
-    app(["--help"])
+    app(sys.argv[1:])
 except SystemExit as end:
-    assert end.code == 0, end.code
-assert not {"torch", "matplotlib", "numpy"} & set(sys.modules)
+    code = end.code
+print(gc.isenabled(), gc.get_freeze_count(), *sys.modules, file=sys.stderr)
+sys.exit(code)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "demo" in done.stdout
+
+
+def imported_by(*arguments):
+    """Exit code, output, whether garbage is collected, number of frozen objects, and modules of a command."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, timeout=120, env=environment()
+    )
+    collects, frozen, *modules = done.stderr.splitlines()[-1].split(" ")
+    return done.returncode, done.stdout + done.stderr, collects == "True", int(frozen), set(modules)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--help"], 0, "demo"),
+        (["evaluate", "--help"], 0, "--split"),
+        (["predict", "--help"], 0, "--beams"),
+        (["train", "imbd"], 2, "'imdb'"),
+        (["predict", "no_such_run", "text"], 2, "no directory no_such_run"),
+    ],
+    ids=" ".join,
+)
+def test_help_and_typos_load_no_heavy_package(arguments, code, said):
+    ended, output, *_, modules = imported_by(*arguments)
+    assert (ended, said in output) == (code, True)
+    assert "linformer_kit.cli" in modules
+    assert not {"torch", "numpy", "transformers", "datasets", "matplotlib"} & modules
+
+
+@pytest.mark.parametrize("task", ["classification", "translation"])
+def test_predict_loads_nothing_that_only_training_needs(trained_run, task):
+    run = trained_run(task).run
+    ended, output, collects, frozen, modules = imported_by("predict", str(run), "the river and a lovely road")
+    assert ended == 0, output
+    assert {"torch", "linformer_kit.training.predict"} <= modules
+    heavy = {"datasets", "pandas", "pyarrow", "matplotlib", "sacrebleu", "sklearn", "peft", "wandb", "tensorboard"}
+    assert not heavy & modules
+    ours = {f"linformer_kit.training.{name}" for name in ("data", "evaluate", "prepare", "tokens", "train", "trainer")}
+    assert not {"transformers.trainer", "transformers.training_args", *ours} & modules
+    # modules are exempt from garbage collection, and nothing else
+    assert collects
+    assert frozen > 100_000
+
+
+def test_a_failing_import_leaves_the_garbage_collector_on(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # of this process, which continues
+    collected = []
+
+    def fail():
+        with imports():
+            collected.append(gc.isenabled())
+            raise ModuleNotFoundError
+
+    with pytest.raises(ModuleNotFoundError):
+        fail()
+    assert [*collected, gc.isenabled()] == [False, True]
 
 
 def test_the_installed_script_runs():

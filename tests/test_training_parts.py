@@ -33,7 +33,7 @@ from linformer_kit import (
 from linformer_kit.errors import UserError
 from linformer_kit.models.window_linformer import DistanceBias
 from linformer_kit.process_memory import is_out_of_memory
-from linformer_kit.training import announce, batches, checkpoint, metrics, prepare
+from linformer_kit.training import announce, batches, checkpoint, metrics, prepare, training_state
 from linformer_kit.training.arguments import is_on_gpu, resolve_hardware, training_arguments
 from linformer_kit.training.config import (
     RunConfig,
@@ -647,10 +647,10 @@ def test_random_states_are_stored_restored_and_preserved():
         )
 
     draw()
-    state = json.loads(json.dumps(checkpoint.random_state()))
+    state = json.loads(json.dumps(training_state.random_state()))
     drawn = draw()
-    checkpoint.set_random_state(state)
-    with checkpoint.preserve_rng_state():
+    training_state.set_random_state(state)
+    with training_state.preserve_rng_state():
         draw()
     assert draw() == drawn
 
@@ -673,10 +673,10 @@ def test_the_optimizer_is_restored_bit_for_bit(tmp_path):
     model, optimizer, schedule = make()
     for _ in range(3):
         step(model, optimizer, schedule)
-    checkpoint.save_optimizer(tmp_path, optimizer.state_dict(), schedule.state_dict())
+    training_state.save_optimizer(tmp_path, optimizer.state_dict(), schedule.state_dict())
     again, other, other_schedule = make()
     again.load_state_dict(model.state_dict())
-    states = checkpoint.load_optimizer(tmp_path)
+    states = training_state.load_optimizer(tmp_path)
     other.load_state_dict(states[0])
     other_schedule.load_state_dict(states[1])
     for _ in range(3):
@@ -789,9 +789,9 @@ def small_trainer(write, tmp_path):
 
 
 def test_evaluation_leaves_the_random_state_unchanged(small_trainer):
-    trainer, before = small_trainer(), checkpoint.random_state()
+    trainer, before = small_trainer(), training_state.random_state()
     trainer.evaluate()
-    assert checkpoint.random_state() == before
+    assert training_state.random_state() == before
 
 
 def test_runs_with_other_seeds_are_evaluated_on_the_same_masks(quick, tmp_path):

@@ -231,8 +231,8 @@ def prepare(config: CONFIG, overrides: OVERRIDES = None) -> None:
     with report_user_errors():
         from .training.config import load_config
 
-        loaded = load_config(config, overrides)  # before slow imports, so that typos are reported at once
         with imports():
+            loaded = load_config(config, overrides)  # before slow imports, so that typos are reported at once
             from .training.prepare import show
 
         show(loaded)
@@ -246,8 +246,8 @@ def train(config: CONFIG, overrides: OVERRIDES = None) -> None:
 
         from .training.config import load_config
 
-        loaded = load_config(config, overrides)
         with imports():
+            loaded = load_config(config, overrides)
             from .training.train import train
 
         train(loaded, Console())
@@ -290,11 +290,14 @@ def predict(
 ) -> None:
     """Classify, fill masks, continue or translate texts."""
     with report_user_errors():
+        from .training.run import open_model
+
         with imports():
+            opened = open_model(run)  # before slow imports, so that typos are reported at once
             from .training.predict import Options, Predictor, as_text, read_inputs
 
         predictor = Predictor(
-            run, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True)
+            opened, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True)
         )
         for answer in predictor(read_inputs(inputs or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))

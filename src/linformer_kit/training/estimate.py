@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .checkpoint import preserve_rng_state
+from .training_state import preserve_rng_state
 
 # weights, gradients and the two moments of AdamW
 TENSORS_PER_PARAMETER = 4

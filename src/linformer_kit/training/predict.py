@@ -15,7 +15,7 @@ from ..errors import UserError
 from .config import RunConfig
 from .encoding import classified_texts, pad_rows, tokenize_with_end
 from .load import labels_of_model, load_model, quiet_libraries
-from .run import open_model
+from .run import TrainedModel, open_model
 from .sources import FORMATS, Source, check_files, encoding_without_bom, format_of, open_decompressed, suffix_of
 
 BATCH_SIZE = 16
@@ -47,9 +47,9 @@ class Predictor:
     input.
     """
 
-    def __init__(self, source: Path | str, options: Options | None = None, warn: Any = print):
+    def __init__(self, source: TrainedModel | Path | str, options: Options | None = None, warn: Any = print):
         quiet_libraries()
-        trained = open_model(source)
+        trained = source if isinstance(source, TrainedModel) else open_model(source)
         self.config = trained.config
         self.model, self.tokenizer = load_model(trained)
         self.options, self.warn = options or Options(), warn

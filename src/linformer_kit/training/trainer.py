@@ -29,15 +29,11 @@ from .batches import IGNORE_INDEX, Examples, LengthGroupedSampler
 from .checkpoint import (
     PREFIX,
     atomic_checkpoint,
-    load_optimizer,
-    preserve_rng_state,
-    random_state,
     remove_old,
-    save_optimizer,
-    set_random_state,
 )
 from .config import RunConfig
 from .metrics import class_metrics, token_metrics, token_sums
+from .training_state import load_optimizer, preserve_rng_state, random_state, save_optimizer, set_random_state
 
 # Steps between returns of freed memory to the system. Batches of different lengths leave holes in memory that glibc
 # keeps; returning them after each step would cost time, because the pages have to be mapped again.

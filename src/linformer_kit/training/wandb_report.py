@@ -20,9 +20,10 @@ from transformers.integrations.integration_utils import WandbLogModel
 
 from ..errors import UserError
 from ..files import atomic_directory, read_json, write_text
-from .checkpoint import PREFIX, checkpoints_in, preserve_rng_state
+from .checkpoint import PREFIX, checkpoints_in
 from .config import CONFIG_NAME, DataConfig, RunConfig
 from .run import WANDB_PREFIX, RunFolder
+from .training_state import preserve_rng_state
 
 DEFAULT_PROJECT = "linformer-kit"
 INSTALL = 'pip install "linformer-kit[wandb]"'
