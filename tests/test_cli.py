@@ -76,7 +76,7 @@ def imported_by(*arguments):
         (["train", "imbd"], 2, "'imdb'"),
         (["predict", "no_such_run", "text"], 2, "no directory no_such_run"),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_help_and_typos_load_no_heavy_package(arguments, code, said):
     ended, output, *_, modules = imported_by(*arguments)
