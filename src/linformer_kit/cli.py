@@ -123,6 +123,15 @@ class FigureKind(StrEnum):
     slots = "slots"
 
 
+class Precision(StrEnum):
+    """Precision of matrix products in inference."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+
+
 class InputUnit(StrEnum):
     """One input per line, or one per file."""
 
@@ -205,6 +214,13 @@ RUN = Annotated[
     ),
 ]
 
+PRECISION = Annotated[
+    Precision,
+    typer.Option(
+        help="Precision of matrix products; auto: that of the training, but float32 where bfloat16 is not fast."
+    ),
+]
+
 
 @app.command()
 def prepare(config: CONFIG, overrides: OVERRIDES = None) -> None:
@@ -238,6 +254,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="Split of the data of the run: train, validation or test.")] = "test",
     data: Annotated[str | None, typer.Option(help="Another file or directory in the same format.")] = None,
     beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
+    precision: PRECISION = Precision.auto,
 ) -> None:
     """Evaluate a run or a checkpoint on its test split or on another file; writes evaluation.json."""
     with report_user_errors():
@@ -245,7 +262,7 @@ def evaluate(
 
         from .training.evaluate import evaluate, table_of
 
-        metrics = evaluate(run, split, data, beams)
+        metrics = evaluate(run, split, data, beams, precision.value)
         if os.environ.get("RANK", "0") == "0":  # one process prints
             Console().print(table_of(metrics))
 
@@ -265,14 +282,14 @@ def predict(
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0: greedy decoding.")] = 0.0,
     beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
     seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
+    precision: PRECISION = Precision.auto,
 ) -> None:
     """Classify, fill masks, continue or translate texts."""
     with report_user_errors():
         from .training.predict import Options, Predictor, as_text, read_inputs
 
-        predictor = Predictor(
-            run, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True)
-        )
+        options = Options(top, tokens, temperature, beams, seed)
+        predictor = Predictor(run, options, lambda line: typer.echo(line, err=True), precision.value)
         for answer in predictor(read_inputs(inputs or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
 
@@ -326,6 +343,10 @@ def benchmark(
         Backend, typer.Option(help="Framework; Keras uses the backend in KERAS_BACKEND.")
     ] = Backend.torch,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps, …")] = "cpu",
+    precision: Annotated[
+        Precision,
+        typer.Option(help="Precision of matrix products; auto: bfloat16 where the device multiplies it fast."),
+    ] = Precision.float32,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
     """Benchmark inference of one attention layer against full attention of the same size."""
@@ -338,7 +359,7 @@ def benchmark(
             raise UserError("--projection-dim is 0, which needs a window; add --window-length, or pass at least 1")
         sizes = (sequence_length, batch_size, embedding_dim, projection_dim, num_heads, hidden_dim)
         found = measure(
-            Experiment(*sizes, projection.value, sharing.value, backend.value, device, window_length),
+            Experiment(*sizes, projection.value, sharing.value, backend.value, device, window_length, precision.value),
             Console(stderr=True),
         )
         if as_json:
@@ -394,6 +415,14 @@ def compare(
             metavar="LIST", help="Backends, such as torch,keras-jax.", autocompletion=complete_last_item("BACKENDS")
         ),
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Precisions, such as float32,bfloat16; auto: the fastest of the device.",
+            autocompletion=complete_last_item("PRECISIONS"),
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="DIRECTORY", help="Run or saved model, whose encoder is measured.")
     ] = None,
@@ -413,7 +442,7 @@ def compare(
     flags = {
         **{"lengths": lengths, "projected_lengths": projected_lengths, "window_lengths": window_lengths},
         **{"implementations": implementations},
-        **{"subjects": subjects, "steps": steps, "backends": backends},
+        **{"subjects": subjects, "steps": steps, "backends": backends, "precisions": precision},
         **{"model": model, "num_layers": num_layers, "tokens": tokens, "device": device, "time_limit": time_limit},
     }
     with report_user_errors():

@@ -12,6 +12,7 @@ from typing import IO, Any
 import torch
 
 from ..errors import UserError
+from .arguments import inference_precision
 from .batches import pad_rows
 from .config import RunConfig
 from .data import check_files, encoding_without_bom, iterate_texts, open_decompressed, read_sources, top_column
@@ -51,11 +52,11 @@ class Predictor:
     input.
     """
 
-    def __init__(self, source: Path | str, options: Options | None = None, warn: Any = print):
+    def __init__(self, source: Path | str, options: Options | None = None, warn: Any = print, precision: str = "auto"):
         quiet_libraries()
         trained = open_model(source)
         self.config = trained.config
-        self.model, self.tokenizer = load_model(trained)
+        self.model, self.tokenizer = load_model(trained, inference_precision(precision, self.config.training))
         self.options, self.warn = options or Options(), warn
         self.count = 0
 
