@@ -18,6 +18,7 @@ FULL, OURS = {"implementation": "full-attention"}, {"implementation": "linformer
 
 def row(implementation, seconds, length=4096, **more):
     texts = {"subject": "encoder", "step": "forward", "implementation": implementation, "length": str(length)}
+    texts["precision"] = "float32"
     return {**dict.fromkeys(COLUMNS, ""), **texts, "seconds_median": str(seconds), **more}
 
 

@@ -142,6 +142,15 @@ class FigureKind(StrEnum):
     slots = "slots"
 
 
+class Precision(StrEnum):
+    """Precision of matrix products in inference."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+
+
 class InputUnit(StrEnum):
     """One input per line, or one per file."""
 
@@ -224,6 +233,13 @@ RUN = Annotated[
     ),
 ]
 
+PRECISION = Annotated[
+    Precision,
+    typer.Option(
+        help="Precision of matrix products; auto: that of the training, but float32 where bfloat16 is not fast."
+    ),
+]
+
 
 @app.command()
 def prepare(config: CONFIG, overrides: OVERRIDES = None) -> None:
@@ -259,6 +275,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="Split of the data of the run: train, validation or test.")] = "test",
     data: Annotated[str | None, typer.Option(help="Another file or directory in the same format.")] = None,
     beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
+    precision: PRECISION = Precision.auto,
 ) -> None:
     """Evaluate a run or a checkpoint on its test split or on another file; writes evaluation.json."""
     with report_user_errors():
@@ -267,7 +284,7 @@ def evaluate(
         with imports():
             from .training.evaluate import evaluate, table_of
 
-        metrics = evaluate(run, split, data, beams)
+        metrics = evaluate(run, split, data, beams, precision.value)
         if os.environ.get("RANK", "0") == "0":  # one process prints
             Console().print(table_of(metrics))
 
@@ -287,6 +304,7 @@ def predict(
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0: greedy decoding.")] = 0.0,
     beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
     seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
+    precision: PRECISION = Precision.auto,
 ) -> None:
     """Classify, fill masks, continue or translate texts."""
     with report_user_errors():
@@ -296,9 +314,8 @@ def predict(
             opened = open_model(run)  # before slow imports, so that typos are reported at once
             from .training.predict import Options, Predictor, as_text, read_inputs
 
-        predictor = Predictor(
-            opened, Options(top, tokens, temperature, beams, seed), lambda line: typer.echo(line, err=True)
-        )
+        options = Options(top, tokens, temperature, beams, seed)
+        predictor = Predictor(opened, options, lambda line: typer.echo(line, err=True), precision.value)
         for answer in predictor(read_inputs(inputs or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
 
@@ -353,6 +370,10 @@ def benchmark(
         Backend, typer.Option(help="Framework; Keras uses the backend in KERAS_BACKEND.")
     ] = Backend.torch,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps, …")] = "cpu",
+    precision: Annotated[
+        Precision,
+        typer.Option(help="Precision of matrix products; auto: bfloat16 where the device multiplies it fast."),
+    ] = Precision.float32,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
     """Benchmark inference of one attention layer against full attention of the same size."""
@@ -366,7 +387,7 @@ def benchmark(
             raise UserError("--projection-dim is 0, which needs a window; add --window-length, or pass at least 1")
         sizes = (sequence_length, batch_size, embedding_dim, projection_dim, num_heads, hidden_dim)
         found = measure(
-            Experiment(*sizes, projection.value, sharing.value, backend.value, device, window_length),
+            Experiment(*sizes, projection.value, sharing.value, backend.value, device, window_length, precision.value),
             Console(stderr=True),
         )
         if as_json:
@@ -422,6 +443,14 @@ def compare(
             metavar="LIST", help="Backends, such as torch,keras-jax.", autocompletion=complete_last_item("BACKENDS")
         ),
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Precisions, such as float32,bfloat16; auto: the fastest of the device.",
+            autocompletion=complete_last_item("PRECISIONS"),
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="DIRECTORY", help="Run or saved model, whose encoder is measured.")
     ] = None,
@@ -441,7 +470,7 @@ def compare(
     flags = {
         **{"lengths": lengths, "projected_lengths": projected_lengths, "window_lengths": window_lengths},
         **{"implementations": implementations},
-        **{"subjects": subjects, "steps": steps, "backends": backends},
+        **{"subjects": subjects, "steps": steps, "backends": backends, "precisions": precision},
         **{"model": model, "num_layers": num_layers, "tokens": tokens, "device": device, "time_limit": time_limit},
     }
     with report_user_errors():

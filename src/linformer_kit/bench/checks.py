@@ -16,6 +16,8 @@ from ..models.plain_linformer import plain_attention, plain_causal_attention, pl
 
 # largest error, relative to the root mean square of the expected values: float32 stays below 2e-5
 TOLERANCE = 1e-4
+# largest root mean square error of lower precisions, relative to that of the float32 output, over all layers of a model
+PRECISION_TOLERANCE = {"bfloat16": 0.03, "int8": 0.06}
 
 
 class WrongImplementation(RuntimeError):
@@ -29,6 +31,16 @@ def require_agreement(name: str, what: str, actual: Tensor, expected: Tensor) ->
         raise WrongImplementation(
             f"{name}: its {what} differs from the float64 result by a relative error of {error:.1e}, "
             f"above the tolerance of {TOLERANCE:.0e}, so it was not timed"
+        )
+
+
+def require_precision(name: str, precision: str, lower: Tensor, exact: Tensor) -> None:
+    """Raise `WrongImplementation` if the output in a lower precision differs by more than its rounding explains."""
+    error = float((lower.double() - exact.double()).square().mean().sqrt() / exact.double().square().mean().sqrt())
+    if not error <= PRECISION_TOLERANCE[precision]:
+        raise WrongImplementation(
+            f"{name}: its output in {precision} differs from that in float32 by a relative error of {error:.1e}, above "
+            f"the tolerance of {PRECISION_TOLERANCE[precision]:.0e}, so it was not timed"
         )
 
 

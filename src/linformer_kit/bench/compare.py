@@ -28,7 +28,7 @@ from .implementations import IMPLEMENTATIONS, version_of
 from .isolated import Isolated, measure_isolated, measure_rounds
 from .machine import describe_machine, timed_code
 from .measure import FAILED, OK, OUT_OF_MEMORY, OVER_TIME_LIMIT, WRONG, Timing, as_row, available_bytes
-from .point import TRAINING_SUBJECTS, Point
+from .point import TRAINING_SUBJECTS, Point, special_words
 from .result_table import FACTS, baseline_name, baseline_of, open_table
 from .sweep import LISTS, PAPER_TABLE_3, PRESETS, Sweep, read_keys, read_sweep, split_list
 
@@ -222,7 +222,8 @@ class Comparison:
     def skip_reason(self, point: Point) -> Isolated | None:
         """The result of a point that is not tried: smaller inputs did not fit or took too long, or it was wrong."""
         same = {"subject": point.subject, "step": point.step, "implementation": point.implementation, "phase": ""}
-        same |= {name: getattr(point, name) for name in ("variant", "backend", "block_length", "projected_length")}
+        names = ("variant", "backend", "precision", "block_length", "projected_length")
+        same |= {name: getattr(point, name) for name in names}
         for row in self.table.rows(**same):
             status, length, tokens = row["memory_status"], int(row["length"]), int(row["length"]) * int(row["batch"])
             is_smaller = length < point.length and tokens <= point.length * point.batch
@@ -267,14 +268,12 @@ def group_name(points: Sequence[Point]) -> str:
     """
     first = points[0]
     lengths = "–".join(f"{length:,}" for length in dict.fromkeys((first.length, points[-1].length)))
-    return ", ".join(
-        [*([] if first.backend == "torch" else [first.backend]), first.subject, first.step, f"N={lengths}"]
-    )
+    return ", ".join([*special_words(first.backend, "float32"), first.subject, first.step, f"N={lengths}"])
 
 
 def point_from(row: Row, sweep: Sweep) -> Point:
     """The point of a row."""
-    names = ("subject", "step", "implementation", "variant", "backend")
+    names = ("subject", "step", "implementation", "variant", "backend", "precision")
     values: dict[str, Any] = {name: row[name] for name in names}
     values |= {name: int(row[name]) for name in ("length", "batch")}
     values |= {name: int(row[name]) if row[name] else None for name in ("projected_length", "block_length")}
@@ -313,7 +312,7 @@ def largest_batch(found: Isolated, examples: int, time_limit: float, free_bytes:
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
-    """One table per backend, subject and step, with the ratio to full attention or to the baseline that is there."""
+    """One table per backend, precision, subject and step, with the ratio to full attention or the baseline there is."""
     rows = sorted((row for row in rows if not row["phase"]), key=lambda row: int(row["length"]))
     for title in dict.fromkeys(title_of(row) for row in rows):
         own = [row for row in rows if title_of(row) == title]
@@ -328,7 +327,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 
 def title_of(row: Row) -> str:
-    return ", ".join([*([] if row["backend"] == "torch" else [row["backend"]]), row["subject"], row["step"]])
+    return ", ".join([*special_words(row["backend"], row["precision"]), row["subject"], row["step"]])
 
 
 def texts_of(row: Row, baseline: Row | None) -> list[str]:

@@ -290,9 +290,15 @@ def as_linformer(model: transformers.BertModel) -> LinformerModel:
     return ours
 
 
+@torch.no_grad()
+def output(point: Point, model: nn.Module) -> Tensor:
+    """The hidden states of random ids."""
+    return model(random_ids(2, point.length).to(point.device)).last_hidden_state
+
+
 def encoder_workload(point: Point, build: Build) -> Workload:
     """Inference without gradients, or a training step without the optimizer; no padding and no mask."""
-    model = build(point).to(point.device).train(point.step == "training")
+    model = build(point)
     ids_BN = random_ids(point.batch, point.length).to(point.device)
 
     def training() -> None:

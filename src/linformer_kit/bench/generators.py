@@ -190,12 +190,23 @@ def require_causality(name: str, model: Any, ids_BN: Tensor, target_BT: Tensor) 
         )
 
 
+def inputs_of(model: nn.Module, ids_BN: Tensor, target_BT: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": ids_BN} if is_causal_lm(model) else {"input_ids": ids_BN, "decoder_input_ids": target_BT}
+
+
+@torch.no_grad()
+def output(point: Point, model: nn.Module) -> Tensor:
+    """The logits of random ids."""
+    ids_BN, target_BT = (random_ids(2, length).to(point.device) for length in (point.length, point.target_length))
+    return model(**inputs_of(model, ids_BN, target_BT)).logits
+
+
 def generator_workload(point: Point, build: Build) -> Workload:
     """A forward pass, a training step without the optimizer, `generate`, filling a cache, or decoding from it."""
-    model: Any = build(point).to(point.device).train(point.step == "training")
+    model: Any = build(point)
     ids_BN = random_ids(point.batch, point.length).to(point.device)
     target_BT = random_ids(point.batch, point.target_length).to(point.device)
-    inputs = {"input_ids": ids_BN} if is_causal_lm(model) else {"input_ids": ids_BN, "decoder_input_ids": target_BT}
+    inputs = inputs_of(model, ids_BN, target_BT)
 
     def training() -> None:
         model(input_ids=ids_BN, labels=ids_BN if is_causal_lm(model) else target_BT).loss.backward()

@@ -1,13 +1,15 @@
 """The registry: how each subject is checked and called, and which implementation builds which subjects."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..precision import in_precision
 from . import encoders, generators, keras_layers, layers
+from .checks import require_precision
 from .machine import version_of as installed_version
 from .point import (
     BERT_EAGER,
@@ -51,17 +53,20 @@ class SubjectKind:
     steps: tuple[str, ...]
     check: Callable[[Point, Build], None]
     make_workload: Callable[[Point, Build], Workload]
+    output: Callable[[Point, nn.Module], Tensor] | None = None  # of a forward pass; in float32 only without it
 
 
 PASSES = ("forward", "training")
 GENERATION = (*PASSES, "generation", "prefill", "decoding")
 SUBJECT_KINDS: dict[str, SubjectKind] = {
-    "layer": SubjectKind(PASSES, layers.check_layer, layers.layer_workload),
-    "causal-layer": SubjectKind(PASSES, layers.check_causal_layer, layers.layer_workload),
-    "encoder": SubjectKind(PASSES, encoders.check_encoder, encoders.encoder_workload),
-    "encoder-decoder": SubjectKind(GENERATION, generators.check_generator, generators.generator_workload),
-    "causal-lm": SubjectKind(GENERATION, generators.check_generator, generators.generator_workload),
-    "trainer": SubjectKind(("training",), encoders.check_encoder, training_workload),
+    "layer": SubjectKind(PASSES, layers.check_layer, layers.layer_workload, layers.output),
+    "causal-layer": SubjectKind(PASSES, layers.check_causal_layer, layers.layer_workload, layers.output),
+    "encoder": SubjectKind(PASSES, encoders.check_encoder, encoders.encoder_workload, encoders.output),
+    **{
+        name: SubjectKind(GENERATION, generators.check_generator, generators.generator_workload, generators.output)
+        for name in ("encoder-decoder", "causal-lm")
+    },
+    "trainer": SubjectKind(("training",), encoders.check_encoder, training_workload, encoders.output),
     "preparation": SubjectKind(("preparation",), check_nothing, training_workload),
 }
 KERAS_LAYER = SubjectKind(PASSES, keras_layers.check, keras_layers.make_workload)
@@ -125,9 +130,13 @@ VARIANTS = {
 }
 
 
-def can_do(name: str, subject: str, step: str, backend: str = "torch") -> bool:
-    """Whether an implementation has this subject and step on this backend."""
+def can_do(name: str, subject: str, step: str, backend: str = "torch", precision: str = "float32") -> bool:
+    """Whether an implementation has this subject and step on this backend in this precision."""
     if subject not in IMPLEMENTATIONS[name].builds or step not in SUBJECT_KINDS[subject].steps:
+        return False
+    if precision != "float32" and (backend != "torch" or SUBJECT_KINDS[subject].output is None):
+        return False
+    if precision == "int8" and (subject, step) != ("encoder", "forward"):
         return False
     if backend != "torch":
         return subject == "layer" and name in (OURS, FULL)
@@ -165,17 +174,31 @@ def build(point: Point) -> nn.Module:
     return IMPLEMENTATIONS[point.implementation].builds[point.subject](point)
 
 
+def build_for_timing(point: Point) -> nn.Module:
+    """The subject of a point on its device, in its precision."""
+    model = build(point).to(point.device).train(point.step == "training")
+    return in_precision(model, point.precision)
+
+
 def kind_of(point: Point) -> SubjectKind:
     return SUBJECT_KINDS[point.subject] if point.backend == "torch" else KERAS_LAYER
 
 
 def check(point: Point) -> None:
     """Raise `WrongImplementation` if the implementation is incorrect. Runs on the CPU, except for Keras."""
+    kind, small = kind_of(point), point.small()
     torch.manual_seed(0)
-    kind_of(point).check(point, build)
+    kind.check(replace(point, precision="float32"), build)
+    if kind.output is None or point.precision == "float32":
+        return
+    outputs = []
+    for each in (small, replace(small, precision="float32")):
+        torch.manual_seed(0)  # the same weights and inputs
+        outputs.append(kind.output(each, build_for_timing(each)))
+    require_precision(point.implementation, point.precision, *outputs)
 
 
 def make_workload(point: Point) -> Workload:
     """Build the workload of a point. Its call returns when everything has been computed."""
     torch.manual_seed(0)
-    return kind_of(point).make_workload(point, build)
+    return kind_of(point).make_workload(point, build_for_timing if point.backend == "torch" else build)

@@ -116,11 +116,17 @@ def copy_to_linformer_pytorch(ours: Any, peer: Any) -> None:
 
 
 class Gemm(nn.Module):
-    """A large float32 matrix product as a reference rate. Ignores its input."""
+    """A large matrix product as a reference rate. Ignores its input."""
+
+    a: Tensor
+    b: Tensor
 
     def __init__(self, point: Point):
         super().__init__()
-        self.a, self.b = (torch.randn(*sizes, device=point.device) for sizes in (GEMM_SHAPE[:2], GEMM_SHAPE[1:]))
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[point.precision]
+        a, b = (torch.randn(*sizes, device=point.device, dtype=dtype) for sizes in (GEMM_SHAPE[:2], GEMM_SHAPE[1:]))
+        self.register_buffer("a", a)
+        self.register_buffer("b", b)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.a @ self.b
@@ -186,14 +192,21 @@ def layer_call(layer: nn.Module, x: Tensor, step: str) -> Callable[[], object]:
 
     def training() -> None:
         layer.zero_grad(set_to_none=True)
-        layer(leaf).backward(x)  # any upstream gradient will do
+        output = layer(leaf)
+        output.backward(x.to(output.dtype))  # any upstream gradient will do
         leaf.grad = None  # frees memory for the calls of other points
 
     return training
 
 
+@torch.no_grad()
+def output(point: Point, layer: nn.Module) -> Tensor:
+    """The output for random tokens."""
+    return layer(torch.randn(2, point.length, point.hidden_size, device=point.device))
+
+
 def layer_workload(point: Point, build: Build) -> Workload:
-    layer = build(point).to(point.device)
+    layer = build(point)
     x_BNC = torch.randn(point.batch, point.length, point.hidden_size, device=point.device)
     multiply_adds = layer_multiply_adds(point, layer)
     return torch_workload(point, layer, layer_call(layer, x_BNC, point.step), multiply_adds=multiply_adds)

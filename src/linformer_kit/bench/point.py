@@ -9,9 +9,11 @@ from ..errors import UserError
 Subject = Literal["layer", "causal-layer", "encoder", "encoder-decoder", "causal-lm", "trainer", "preparation"]
 Step = Literal["forward", "training", "generation", "prefill", "decoding", "preparation"]
 Backend = Literal["torch", "keras-torch", "keras-jax", "keras-tensorflow"]
+Precision = Literal["float32", "bfloat16", "int8"]
 SUBJECTS: tuple[str, ...] = get_args(Subject)
 STEPS: tuple[str, ...] = get_args(Step)
 BACKENDS: tuple[str, ...] = get_args(Backend)
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 LAYER_SUBJECTS = ("layer", "causal-layer")
 TRAINING_SUBJECTS = ("trainer", "preparation")  # run linformer_kit.training
 NO_ATTENTION_DROPOUT = "no attention dropout"  # a variant; fused attention is possible then
@@ -61,6 +63,7 @@ class Point:
     # projection (default "linear") and window of a layer or encoder, the model of a trainer, the tokenizer
     variant: str = ""
     backend: Backend = "torch"
+    precision: Precision = "float32"
     block_length: int | None = None  # of causal subjects
     hidden_size: int = 512
     num_heads: int = 8
@@ -126,14 +129,14 @@ class Point:
         return {**{name: getattr(self, name) for name in KEYS if name != "phase"}, "phase": phase}
 
     def __str__(self) -> str:
-        words = [self.implementation, self.variant, "" if self.backend == "torch" else self.backend]
+        words = [self.implementation, self.variant, *special_words(self.backend, self.precision)]
         words += [self.subject, self.step, *size_words(self.length, self.projected_length, self.block_length)]
         return ", ".join(word for word in [*words, f"B={self.batch:,}"] if word)
 
 
 # the columns that identify a row; `phase` is empty for the whole call
 KEYS = (
-    *("subject", "step", "implementation", "variant", "backend"),
+    *("subject", "step", "implementation", "variant", "backend", "precision"),
     *("length", "projected_length", "block_length", "batch", "phase"),
 )
 
@@ -152,6 +155,14 @@ def window_variant(window_length: int, projection: str | None = None) -> str:
     ('window 128', 'mean, window 128', '')
     """
     return ", ".join(filter(None, (projection, f"window {window_length}" if window_length else "")))
+
+
+def special_words(backend: str, precision: str) -> list[str]:
+    """
+    >>> special_words("torch", "float32"), special_words("keras-jax", "float32"), special_words("torch", "bfloat16")
+    ([], ['keras-jax'], ['bfloat16'])
+    """
+    return [word for word, usual in ((backend, "torch"), (precision, "float32")) if word != usual]
 
 
 def size_words(length: int | None, projected_length: int | None, block_length: int | None) -> list[str]:

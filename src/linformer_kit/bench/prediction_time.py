@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from ..errors import UserError
 from ..formatting import format_duration, format_size, plural
+from ..precision import fastest_precision
 from .implementations import BACKEND_PACKAGES
 from .isolated import Isolated, measure_isolated, measure_rounds
 from .layers import make_layer
@@ -42,6 +43,7 @@ class Experiment:
     backend: str
     device: str
     window_length: int = 0
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         if self.projection_dim > self.sequence_length:
@@ -49,11 +51,23 @@ class Experiment:
                 f"--projection-dim is {self.projection_dim:,}; it must be at most --sequence-length, which is "
                 f"{self.sequence_length:,}"
             )
+        if self.backend != "torch" and self.precision not in ("auto", "float32"):
+            raise UserError(
+                f"--precision is {self.precision}, which is measured with PyTorch only; use --backend torch, or "
+                "--precision float32"
+            )
         try:
             with torch.device("meta"):
                 make_layer(self.point("Linformer", "torch"))
         except (RuntimeError, TypeError, ValueError) as error:  # incompatible options, sizes that are too large
             raise UserError(str(error).splitlines()[0]) from None
+
+    @property
+    def resolved_precision(self) -> str:
+        """With `auto`, the fastest one of the device; Keras layers are measured in float32."""
+        if self.precision != "auto":
+            return self.precision
+        return fastest_precision(self.device) if self.backend == "torch" else "float32"
 
     def point(self, layer: str, backend: str) -> Point:
         """The point of one of the two layers."""
@@ -67,6 +81,7 @@ class Experiment:
             num_heads=self.num_heads,
             head_dim=self.hidden_dim,
             sharing=self.sharing,
+            precision=self.resolved_precision,  # type: ignore[arg-type]
             device=self.device,
         )
 
@@ -86,7 +101,7 @@ def measure(experiment: Experiment, console: Console) -> dict[str, Any]:
     timings = {layer: rounds.get(point, Timing(isolated[layer].status)) for layer, point in points.items()}
     ours, full = (timings[layer].median for layer in LAYERS)
     return {
-        "settings": {**asdict(experiment), **facts},
+        "settings": {**asdict(experiment), "precision": experiment.resolved_precision, **facts},
         "layers": {layer: layer_facts(isolated[layer], timings[layer]) for layer in LAYERS},
         "ratio": full / ours if ours and full else None,
         "machine": describe_machine(),
@@ -149,4 +164,6 @@ def show(found: dict[str, Any], console: Console) -> None:
     counts = ", ".join(plural(machine[f"{noun}s"], noun) for noun in ("core", "thread") if machine[f"{noun}s"])
     keras = found["settings"].get("keras")
     framework = f"Keras {keras}" if keras else f"torch {machine['torch']}"
-    console.print(f"{machine['cpu']}, {counts}, {framework}, float32, warm", style="dim", highlight=False)
+    console.print(
+        f"{machine['cpu']}, {counts}, {framework}, {found['settings']['precision']}, warm", style="dim", highlight=False
+    )

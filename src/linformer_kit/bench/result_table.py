@@ -21,7 +21,7 @@ FACTS = (
 COLUMNS = (*KEYS, *FOUND, *FACTS)
 # a row and its baseline are equal in these columns; a baseline without projection has no K, blocks or sharing
 SAME = (
-    *("subject", "step", "backend", "length", "batch", "phase"),
+    *("subject", "step", "backend", "precision", "length", "batch", "phase"),
     *("hidden_size", "num_heads", "num_layers", "target_length", "device"),
 )
 

@@ -16,6 +16,7 @@ import torch
 
 from ..errors import UserError
 from ..models.options_linformer import nearest_of
+from ..precision import InferencePrecision, fastest_precision
 from ..schema import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Bounds, converted
 from ..yaml_loader import read_yaml
 from .encoders import saved_config
@@ -42,7 +43,7 @@ Count = Annotated[int, AT_LEAST_1]
 CountOrNone = Annotated[int, NOT_NEGATIVE]  # 0: none
 LISTS: dict[str, type[int] | type[str]] = {
     **{"lengths": int, "projected_lengths": int, "block_lengths": int, "window_lengths": int},
-    **{"implementations": str, "subjects": str, "steps": str, "backends": str},
+    **{"implementations": str, "subjects": str, "steps": str, "backends": str, "precisions": str},
 }
 
 
@@ -58,6 +59,7 @@ class Sweep:
     subjects: list[Subject] = field(default_factory=lambda: ["layer"])
     steps: list[Step] = field(default_factory=lambda: ["forward"])
     backends: list[Backend] = field(default_factory=lambda: ["torch"])
+    precisions: list[InferencePrecision] = field(default_factory=lambda: ["float32"])  # timed in the same rounds
     # tokens per batch, but at least one example; 0: as many examples as memory and time allow
     tokens: Annotated[int, NOT_NEGATIVE] = 4096
     batch: Count | None = None  # examples per batch, instead of `tokens`
@@ -90,11 +92,12 @@ class Sweep:
         points = [
             Point(
                 *(subject, step, name, length, rows, self.batch or max(1, self.tokens // length)),
-                **{"variant": variant, "backend": backend, "block_length": block, **self.sizes},
+                **{"variant": variant, "backend": backend, "precision": precision, "block_length": block, **self.sizes},
             )
             for length in lengths
             for name in self.implementations
-            if can_do(name, subject, step, backend)
+            for precision in self.resolved_precisions
+            if can_do(name, subject, step, backend, precision)
             for variant in self.variants(subject, name)
             for block in (self.block_lengths if has_blocks(name, subject) else [None])
             for rows in (self.projected_lengths if projects(name, subject) else [None])
@@ -109,6 +112,12 @@ class Sweep:
         if has_window(name, subject):
             return tuple(map(window_variant, self.window_lengths))
         return VARIANTS.get((subject, name), ("",))
+
+    @property
+    def resolved_precisions(self) -> list[str]:
+        """The precisions, each once, with the fastest one of the device for `auto`."""
+        found = (fastest_precision(self.device) if name == "auto" else name for name in self.precisions)
+        return list(dict.fromkeys(found))
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -207,11 +216,12 @@ def with_sizes_of_model(keys: Mapping[str, Any]) -> dict[str, Any]:
 def check_combinations(sweep: Sweep) -> None:
     """Every implementation must have something to measure."""
     for name in sweep.implementations:
-        combinations = product(sweep.subjects, sweep.steps, sweep.backends)
+        combinations = product(sweep.subjects, sweep.steps, sweep.backends, sweep.resolved_precisions)
         if not any(can_do(name, *combination) for combination in combinations):
             subjects = ", ".join(IMPLEMENTATIONS[name].builds)
             requested = (
-                f"{' and '.join(sweep.subjects)} × {' and '.join(sweep.steps)} on {' and '.join(sweep.backends)}"
+                f"{' and '.join(sweep.subjects)} × {' and '.join(sweep.steps)} on {' and '.join(sweep.backends)} in "
+                f"{' and '.join(sweep.resolved_precisions)}"
             )
             raise UserError(f"{name} has nothing to measure for {requested}; it has the subjects {subjects}")
         if sweep.model is not None and name not in (OURS, FULL, FULL_EAGER):

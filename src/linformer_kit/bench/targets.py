@@ -31,7 +31,7 @@ class Target:
 
     name: str
     quantity: str = "seconds"  # a column, or one divided by another: multiply_adds/seconds
-    of: dict[str, Any]  # key columns of the row; of several implementations, the one with the smallest number counts
+    of: dict[str, Any]  # key columns of the row; of lists, the combination with the smallest number counts
     to: dict[str, Any] | None = None  # key columns of the row whose number divides it
     at: dict[str, Any] = field(default_factory=dict)  # key columns of both rows
     # one number over all lengths, from `length` in `at`
@@ -62,15 +62,16 @@ class Target:
 
     def smallest(self, rows: Sequence[Row], part: Mapping[str, Any], where: Mapping[str, Any]) -> tuple[float, str]:
         """The number of the row that `part` describes, and its implementation."""
-        names, found = part.get("implementation", ""), []
-        for name in names if isinstance(names, list) else [names]:
-            wanted = {"phase": "", **where, **part, "implementation": name}
+        found = []
+        for each in combinations({"implementation": "", **part}):
+            wanted = {"phase": "", "precision": "float32", **where, **each}
             matching = [row for row in rows if matches(row, wanted, where)]
             if len(matching) > 1:
                 raise UserError(
-                    f"the target {self.name!r} matches {len(matching)} rows of {name}; add key columns to `at`"
+                    f"the target {self.name!r} matches {len(matching)} rows of {each['implementation']}; add key "
+                    "columns to `at`"
                 )
-            found += [(number, name) for row in matching if not isnan(number := self.number(row))]
+            found += [(number, each["implementation"]) for row in matching if not isnan(number := self.number(row))]
         return min(found, default=(nan, ""))
 
     def measure(self, rows: Sequence[Row], where: Mapping[str, Any]) -> tuple[float, str]:
@@ -81,9 +82,7 @@ class Target:
 
     def results(self, rows: Sequence[Row], lengths: Sequence[int]) -> Iterator[Row]:
         """All targets of this entry; `lengths` are those of the sweep."""
-        names, values = self.at.keys(), [value if isinstance(value, list) else [value] for value in self.at.values()]
-        for combination in product(*values):
-            where = dict(zip(names, combination, strict=True))
+        for where in combinations(self.at):
             if self.over_lengths is None:
                 measured, chosen = self.measure(rows, where)
                 yield self.result(self.setting(where, chosen), measured)
@@ -129,6 +128,17 @@ class Target:
 
     def text(self, value: float) -> str:
         return f"{value * 100:.0f}%" if self.unit == "%" else f"{value:.2f}{self.unit}"
+
+
+def combinations(keys: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The keys with one value each, for all combinations of the values in lists.
+
+    >>> list(combinations({"step": "forward", "length": [512, 1024]}))
+    [{'step': 'forward', 'length': 512}, {'step': 'forward', 'length': 1024}]
+    """
+    values = [value if isinstance(value, list) else [value] for value in keys.values()]
+    for combination in product(*values):
+        yield dict(zip(keys, combination, strict=True))
 
 
 def matches(row: Row, wanted: Mapping[str, Any], where: Mapping[str, Any]) -> bool:

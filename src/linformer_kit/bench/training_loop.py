@@ -104,7 +104,7 @@ def temporary_folder() -> Path:
 def overrides(point: Point, folder: Path) -> list[str]:
     """Overrides of the shipped configuration for a point; `folder` holds the reviews."""
     return [
-        "training.device=cpu",
+        *("training.device=cpu", f"training.precision={point.precision}"),
         *(f"data.path={json.dumps(str(folder))}", f"data.cache={json.dumps(str(folder / 'cache'))}"),
         *(f"model.hidden_size={point.hidden_size}", f"model.intermediate_size={4 * point.hidden_size}"),
         *(f"model.num_attention_heads={point.num_heads}", f"model.num_hidden_layers={point.num_layers}"),

@@ -45,7 +45,7 @@ STEPS = ("forward", "training", "generation", "prefill", "decoding")
 # columns that are equal for all rows of a panel, with their descriptions
 SIZES = {
     **{"hidden_size": "hidden size {}", "num_heads": "{} heads", "num_layers": "{} layers", "sharing": "sharing {}"},
-    **{"target_length": "targets of {}", "backend": "{}", "device": "{}"},
+    **{"target_length": "targets of {}", "backend": "{}", "precision": "{}", "device": "{}"},
 }
 DESCRIPTIONS = {"batch": "batch {}", **SIZES, "table": "{}"}
 # the subjects that a size belongs to, where these are not all

@@ -17,7 +17,7 @@ def measurement_table(name: str, rows: list[Row]) -> Table:
     from ..bench.result_table import baseline_name, baseline_of
 
     def kind(row: Row) -> tuple[str, ...]:
-        return row["subject"], row["step"], row["backend"]
+        return row["subject"], row["step"], row["backend"], row["precision"]
 
     varying = [size for size in SIZES if len(values(rows, size)) > 1]
     kinds = dict.fromkeys(map(kind, rows))

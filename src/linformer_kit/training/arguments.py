@@ -10,6 +10,7 @@ from accelerate import PartialState
 
 from ..errors import UserError
 from ..formatting import plural
+from ..precision import PRECISIONS, Precision, fastest_precision
 from .config import RunConfig, TrainingConfig
 from .run import RunFolder
 
@@ -25,12 +26,11 @@ def resolve_hardware(config: RunConfig, resumed: RunConfig | None = None) -> Run
     training = config.training
     if training.device == "cuda" and not torch.cuda.is_available():
         raise UserError("training.device is cuda, but PyTorch finds no GPU; set training.device=cpu")
-    device: Literal["cpu", "cuda"] = "cuda" if is_on_gpu(training) else "cpu"
-    precision = training.precision
+    device, precision = device_of(training), training.precision
     if precision == "auto" and resumed is not None:
         precision = resumed.training.precision
     if precision == "auto":
-        precision = "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+        precision = fastest_precision(device)
     if precision == "float16" and device == "cpu":
         raise UserError("training.precision is float16, which needs a GPU; allowed on CPUs: float32, bfloat16, auto")
     return replace(config, training=replace(training, device=device, precision=precision))
@@ -39,6 +39,24 @@ def resolve_hardware(config: RunConfig, resumed: RunConfig | None = None) -> Run
 def is_on_gpu(training: TrainingConfig) -> bool:
     """Whether a run uses a GPU: one is available, and the configuration does not choose the CPU."""
     return training.device != "cpu" and torch.cuda.is_available()
+
+
+def device_of(training: TrainingConfig) -> Literal["cpu", "cuda"]:
+    """The device of a run; evaluations use the CPU if the GPU that a run was trained on does not exist."""
+    return "cuda" if is_on_gpu(training) else "cpu"
+
+
+def inference_precision(requested: str, training: TrainingConfig) -> Precision:
+    """The precision in which a trained model is evaluated: for `auto`, that of its training.
+
+    It is float32 if the model was trained in bfloat16 or float16 and this device does not multiply bfloat16 fast.
+    """
+    if requested == "auto":
+        return "float32" if training.precision == "float32" else fastest_precision(device_of(training))
+    for precision in PRECISIONS:
+        if requested == precision:
+            return precision
+    raise UserError(f"precision is {requested!r}; allowed: auto, {', '.join(PRECISIONS)}")
 
 
 def training_arguments(config: RunConfig, run: RunFolder, steps: int) -> "TrainingArguments":

@@ -143,7 +143,8 @@ class TrainingConfig:
     patience: Annotated[int | None, "early stopping: number of evaluations without improvement", AT_LEAST_1] = None
     precision: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "`auto`: bfloat16 on GPUs that support it, float32 otherwise; stored with the run and kept when it is resumed",
+        "of matrix products; `auto`: bfloat16 on devices that multiply it fast (GPUs, CPUs with AVX512-BF16 or AMX), "
+        "float32 on others; stored with the run and kept when it is resumed",
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], "`auto`: a GPU if there is one; stored with the run"] = "auto"
     gradient_checkpointing: Annotated[bool, "recompute layers in the backward pass: less memory, more time"] = False

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArgum
 
 from ..errors import UserError
 from ..files import write_text
-from .arguments import is_on_gpu
+from .arguments import inference_precision, is_on_gpu
 from .batches import PaddingCollator, task_transform
 from .config import RunConfig
 from .data import check_columns, is_language_model, read_sources
@@ -33,12 +33,17 @@ LABELS = {"cut_texts": "truncated texts"}  # of metrics in the printed table; ot
 
 
 def evaluate(
-    source: Path | str, split: str = "test", data: str | None = None, beams: int = 1, console: Console | None = None
+    source: Path | str,
+    split: str = "test",
+    data: str | None = None,
+    beams: int = 1,
+    precision: str = "auto",
+    console: Console | None = None,
 ) -> dict[str, Any]:
     """Compute the metrics on a split, or on the file or directory `data`, and write them to `evaluation.json`.
 
     `source` is a finished run, a checkpoint or a W&B artifact (`open_model`). The results of a checkpoint have file
-    names of their own, such as `evaluation-checkpoint-75.json`.
+    names of their own, such as `evaluation-checkpoint-75.json`. `precision` is that of `inference_precision`.
     """
     console = console or Console(stderr=True)
     quiet_libraries()
@@ -48,7 +53,8 @@ def evaluate(
     state = PartialState(cpu=not is_on_gpu(config.training))
     if not state.is_main_process:
         console = Console(quiet=True)
-    model, tokenizer = load_model(trained)
+    chosen = inference_precision(precision, config.training)
+    model, tokenizer = load_model(trained, chosen)
     labels = labels_of_model(model) if config.task == "classification" else []
     with tempfile.TemporaryDirectory() as temporary:
         if data is None:
@@ -60,6 +66,7 @@ def evaluate(
             rows, counts = read_evaluation_file(replace(config, model=length), data, tokenizer, labels, Path(temporary))
         origin = data or config.data.path or config.data.generated
         metrics: dict[str, Any] = {"split": split if data is None else None, "data": origin, "rows": len(rows)}
+        metrics["precision"] = chosen
         metrics |= measure(config, model, tokenizer, rows, labels)
         metrics["cut_texts"] = 0 if is_language_model(config.task) else counts["length"]["cut_texts"]
         if config.task == "translation":

@@ -12,6 +12,7 @@ from typing import IO, Any
 import torch
 
 from ..errors import UserError
+from .arguments import inference_precision
 from .config import RunConfig
 from .encoding import classified_texts, pad_rows, tokenize_with_end
 from .load import labels_of_model, load_model, quiet_libraries
@@ -47,11 +48,17 @@ class Predictor:
     input.
     """
 
-    def __init__(self, source: TrainedModel | Path | str, options: Options | None = None, warn: Any = print):
+    def __init__(
+        self,
+        source: TrainedModel | Path | str,
+        options: Options | None = None,
+        warn: Any = print,
+        precision: str = "auto",
+    ):
         quiet_libraries()
         trained = source if isinstance(source, TrainedModel) else open_model(source)
         self.config = trained.config
-        self.model, self.tokenizer = load_model(trained)
+        self.model, self.tokenizer = load_model(trained, inference_precision(precision, self.config.training))
         self.options, self.warn = options or Options(), warn
         self.count = 0
 

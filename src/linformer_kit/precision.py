@@ -1,0 +1,49 @@
+"""Precision of matrix products in inference, and which one is fast on a device."""
+
+from itertools import chain
+from typing import Literal, TypeVar, get_args
+
+import torch
+from torch import nn
+
+from .errors import UserError
+
+Precision = Literal["float32", "bfloat16", "int8"]
+InferencePrecision = Literal["auto", "float32", "bfloat16", "int8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def has_fast_bfloat16(device: str | torch.device) -> bool:
+    """Whether a device has instructions that multiply bfloat16; on CPUs these are AVX512-BF16 and AMX."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def fastest_precision(device: str | torch.device) -> Literal["float32", "bfloat16"]:
+    """The precision that `auto` stands for: bfloat16 where it is fast, float32 elsewhere."""
+    return "bfloat16" if has_fast_bfloat16(device) else "float32"
+
+
+def in_precision(model: Model, precision: Precision) -> Model:
+    """The model for inference in a precision.
+
+    - "bfloat16": under autocast, which converts the operands of matrix products, attention and convolutions. Weights,
+      norms, residuals and the loss stay in float32. The model is changed in place.
+    - "int8": with quantized linear layers (`quantize`).
+
+    >>> from linformer_kit import LinformerAttention
+    >>> layer = in_precision(LinformerAttention(64, 4), "bfloat16")
+    >>> layer(torch.randn(2, 100, 64)).dtype
+    torch.bfloat16
+    """
+    if precision == "int8":
+        raise UserError("int8 is not available yet")  # replaced when the branch int8 is merged
+    if precision == "bfloat16":
+        device = next(chain(model.parameters(), model.buffers())).device.type
+        # around the method of the instance, so that all callers find it, such as `generate`
+        model.forward = torch.autocast(device, torch.bfloat16)(model.forward)
+    return model
