@@ -62,7 +62,10 @@ def test_an_accelerator_reads_no_values_and_the_number_of_operations_does_not_gr
             model = build(model_class, **{**SIZES_OF_MODEL, **VARIANTS[variant]}).train(is_training)
         for batch, length in SIZES:
             with torch.device(device):
-                inputs = {"input_ids": ids(batch, length), "attention_mask": torch.ones(batch, length, dtype=torch.long)}
+                inputs = {
+                    "input_ids": ids(batch, length),
+                    "attention_mask": torch.ones(batch, length, dtype=torch.long),
+                }
                 if is_training:
                     inputs |= labels_for(model, inputs["input_ids"])
                 elif model_class is LinformerForConditionalGeneration:
