@@ -60,9 +60,7 @@ class CausalCache:
     open: Tokens
     seen: Count
     sizes: dict[str, int]  # of the layer that made it
-    columns: int | None = (
-        None  # tokens so far, with padding: at least `seen`. Not known in a cache of an exported graph
-    )
+    columns: int | None = None  # tokens so far, with padding: at least `seen`; not known after an exported graph
 
     @property
     def nbytes(self) -> int:

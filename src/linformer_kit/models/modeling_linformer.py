@@ -643,8 +643,8 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
 
         `logits_to_keep` is a (B, N) mask of S tokens; logits (S, V) and loss are computed for these only. With
         `labels != -100` the loss is the same, and the output layer is computed only for the tokens to predict. It may
-        also be the (S,) places of these tokens in the flattened batch, `mask.flatten().nonzero().flatten()`: with a mask
-        on a GPU, the program waits until the GPU has counted its tokens.
+        also be the (S,) places of these tokens in the flattened batch, `mask.flatten().nonzero().flatten()`: with a
+        mask on a GPU, the program waits until the GPU has counted its tokens.
         """
         kwargs["use_cache"] = False
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
