@@ -12,7 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .options_linformer import boolean, positive_integer, probability
-from .projection_linformer import Projection, make_projection
+from .projection_linformer import Projection, is_static, make_projection
+
+
+# queries in one call of the fused kernel with gradients in half precision
+HALF_PRECISION_CHUNK = 4096
 
 
 def softmax_attention(
@@ -30,9 +34,30 @@ def softmax_attention(
     stores the L × K weights.
     """
     if fused and not need_weights:
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout), None
+        return fused_attention(query, keys, values, mask, dropout), None
     weights = softmax_weights(query, keys, mask)
     return F.dropout(weights, dropout) @ values, weights if need_weights else None
+
+
+def fused_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """`softmax(query keysᵀ / √D) values` by PyTorch's fused kernel.
+
+    On CPUs, its backward pass adds up the gradients of keys and values in their own dtype. In half precision a sum over
+    many queries would stop growing, so the gradients of chunks of queries are added in float32.
+    """
+    length, dtype = query.shape[-2], query.dtype
+    is_half = dtype.itemsize == 2 and query.device.type == "cpu" and torch.is_grad_enabled()
+    if not (is_half and is_static(length) and length > HALF_PRECISION_CHUNK):
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout)
+    keys, values = keys.float(), values.float()
+    queries = query.split(HALF_PRECISION_CHUNK, dim=-2)
+    # one row for all queries, or one for each
+    masks = [mask] * len(queries) if mask is None or mask.shape[-2] == 1 else mask.split(HALF_PRECISION_CHUNK, dim=-2)
+    chunks = [
+        F.scaled_dot_product_attention(each, keys.to(dtype), values.to(dtype), attn_mask=of_each, dropout_p=dropout)
+        for each, of_each in zip(queries, masks, strict=True)
+    ]
+    return torch.cat(chunks, dim=-2)
 
 
 def softmax_weights(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
