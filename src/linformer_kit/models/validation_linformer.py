@@ -56,6 +56,14 @@ def can_read_values(tensor: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or tensor.is_meta)
 
 
+def computes_in_chunks(x: Tensor) -> bool:
+    """Whether to compute pieces one after the other, so that intermediate results stay in the cache of a CPU.
+
+    Other devices need few and large calls. With gradients, and in graphs, intermediate results are kept anyway.
+    """
+    return x.device.type == "cpu" and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+
+
 def boolean_mask(name: str, mask: Any, x: Tensor) -> Tensor:
     """`mask` as a boolean (batch, length) tensor for `x`; accepts integers 0 and 1, as tokenizers return them."""
     if not isinstance(mask, Tensor):
