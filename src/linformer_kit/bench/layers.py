@@ -26,9 +26,9 @@ Layer = TypeVar("Layer", bound=MultiHeadLayer)
 COMPARED_POSITIONS = 64
 # up to this length gradients are compared too; they need the whole float64 pass
 COMPARED_GRADIENTS_LENGTH = 1024
-# causal layers are compared on at most this many tokens: more than a piece of those that are computed at once without
-# gradients, and not a multiple of common block lengths
-COMPARED_CAUSAL_LENGTH = TOKEN_CHUNK + 300
+# causal layers are compared on at most this many tokens, with gradients, and without, where there are chunks; neither
+# is a multiple of common block lengths
+COMPARED_CAUSAL_LENGTH, COMPARED_CAUSAL_CHUNKS = 1000, TOKEN_CHUNK + 300
 # rows × inner × columns; which product reaches the higher rate depends on the machine
 GEMM_SHAPE = (2048, 2048, 2048)
 
@@ -168,7 +168,8 @@ def check_causal_layer(point: Point, build: Build) -> None:
     exact = partial(plain_causal_attention, our_causal_layer(point).double())
     x_BNC = torch.randn(1, min(point.length, COMPARED_CAUSAL_LENGTH), point.hidden_size)
     require_gradient_agreement(point.implementation, layer, exact, x_BNC)
-    with torch.no_grad():  # in pieces
+    x_BNC = torch.randn(1, min(point.length, COMPARED_CAUSAL_CHUNKS), point.hidden_size)
+    with torch.no_grad():  # another code path
         require_agreement(point.implementation, "output without gradients", layer(x_BNC), exact(x_BNC.double()))
 
 

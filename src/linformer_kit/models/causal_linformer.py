@@ -35,7 +35,7 @@ from .validation_linformer import boolean_mask, check_features, computes_in_chun
 # masked scores
 QUERY_CHUNK = 128
 # tokens per chunk on CPUs when no gradient is needed: their queries, keys and values stay in the processor's cache
-TOKEN_CHUNK = 1024
+TOKEN_CHUNK = 2048
 # elements of the keys in a call of the softmax on other devices, where a call should have as many queries as fit
 TILE_ELEMENTS = 2**28
 
