@@ -59,13 +59,45 @@ CAUSAL, MODELS = "tests/test_causal.py", "tests/test_models.py"
 PROJECTION, GENERATION = "tests/test_projection.py", "tests/test_generation.py"
 REVERSIBLE, WINDOW = "tests/test_reversible.py", "tests/test_window.py"
 PARTS, COMPARE = "tests/test_training_parts.py", "tests/test_compare.py"
-CHECKPOINTS = "tests/test_training_checkpoints.py"
+CHECKPOINTS, DEVICES = "tests/test_training_checkpoints.py", "tests/test_models_devices.py"
 BENCH = "tests/test_measure.py tests/test_bench.py"  # those of them that exist
 SPECTRUM, PLOT, REPORT, DEMO = (f"tests/test_{name}.py" for name in ("spectrum", "plot", "report", "demo"))
 KERAS, IMPORT = "tests/on_each_backend", "tests/test_import.py"
 
 MUTATIONS = [
     # models
+    Mutation(
+        "chunks for the cache of a CPU on an accelerator",
+        "models/validation_linformer.py",
+        'return x.device.type == "cpu" and not (torch.is_grad_enabled()',
+        "return not (torch.is_grad_enabled()",
+        DEVICES,
+        "LinformerModel",
+    ),
+    Mutation(
+        "chunks of tiles on an accelerator",
+        "models/window_linformer.py",
+        'if context.near_keys_BPF.device.type != "cpu":',
+        "if False:",
+        DEVICES,
+        "window",
+    ),
+    Mutation(
+        "values are read on an accelerator",
+        "models/validation_linformer.py",
+        'return tensor.device.type == "cpu" and has_values(tensor)',
+        'return tensor.device.type in ("cpu", "lazy")',
+        DEVICES,
+        "LinformerModel",
+    ),
+    Mutation(
+        "where no values are read, the cache grows by a block of summaries for each token",
+        "models/causal_linformer.py",
+        "bound = None if columns is None else columns // self.block_length",
+        "bound = summaries.keys_BSF.shape[1]",
+        DEVICES,
+        "prompts",
+    ),
     Mutation(
         "folded scores divided by the root of the model size",
         "models/attention_linformer.py",

@@ -31,10 +31,12 @@ from .projection_linformer import (
     scaled,
 )
 from .tiling_linformer import Tiling, column_bias, far_rows, first_tokens
-from .validation_linformer import boolean_mask, check_features, compute_dtype
+from .validation_linformer import boolean_mask, check_features, compute_dtype, computes_in_chunks
 from .window_linformer import DistanceBias, NearAndFar, WindowAttention
 
-# queries per chunk when no gradient is needed: intermediate results stay in the processor's cache
+# queries per chunk on CPUs when no gradient is needed: intermediate results stay in the processor's cache. Without
+# chunks, they are about as large as the input: the folded order stores H·K scores for each query, but is the cheapest
+# only up to about H·K = C + K, and the other order stores no scores.
 QUERY_CHUNK = 1024
 FULL_ATTENTION = NoProjection()
 
@@ -291,7 +293,7 @@ class LinformerAttention(MultiHeadLayer):
             attend = self._folded(context, need_weights)
         else:
             attend = self._per_head(context, need_weights, fused)
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[0] * x.shape[1] <= QUERY_CHUNK:
+        if not computes_in_chunks(x) or x.shape[0] * x.shape[1] <= QUERY_CHUNK:
             return attend(x)
         return in_chunks(attend, x, context.values_BGKD.new_empty(*x.shape[:2], self.embed_dim))
 

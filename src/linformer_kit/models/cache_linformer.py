@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .attention_linformer import KeysValues
 from .causal_linformer import CausalCache, CausalLinformerAttention
 from .configuration_linformer import LinformerConfig
-from .validation_linformer import can_read_values
+from .validation_linformer import has_values
 
 
 class LinformerCacheLayer(CacheLayerMixin):
@@ -67,7 +67,7 @@ class LinformerCacheLayer(CacheLayerMixin):
         return output, weights
 
     def get_seq_length(self) -> int:
-        is_number = isinstance(self.tokens, Tensor) and can_read_values(self.tokens)
+        is_number = isinstance(self.tokens, Tensor) and has_values(self.tokens)
         return int(self.tokens) if is_number else self.tokens  # type: ignore[return-value]
 
     def get_max_length(self) -> int:

@@ -29,7 +29,7 @@ from .projection_linformer import (
     split_windows,
     windows,
 )
-from .validation_linformer import boolean_mask, check_features, computes_in_chunks
+from .validation_linformer import boolean_mask, can_read_values, check_features, computes_in_chunks
 
 # queries per call of the softmax on CPUs, in whole blocks: enough for fast products, few enough to skip most of the
 # masked scores
@@ -73,6 +73,7 @@ class CausalCache:
     open: Tokens
     seen: Count
     sizes: dict[str, int]  # of the layer that made it
+    columns: int | None = None  # tokens so far, with padding: at least `seen`; not known after an exported graph
 
     @property
     def nbytes(self) -> int:
@@ -133,6 +134,11 @@ def slice_rows(rows_BPF: Tensor, pieces: list[tuple[int, int]]) -> Sequence[Tens
     if all(after == first for (_, after), (first, _) in pairwise([(0, 0), *pieces, (rows_BPF.shape[1], 0)])):
         return rows_BPF.split([after - first for first, after in pieces], dim=1)
     return [rows_BPF[:, first:after] for first, after in pieces]
+
+
+def largest(count: Tensor, bound: int | None) -> int:
+    """The largest of the counts, or a `bound` that none exceeds where reading their values is not free."""
+    return int(count.max()) if bound is None or can_read_values(count) else bound
 
 
 def prefers_large_calls(x: Tensor) -> bool:
@@ -574,11 +580,15 @@ class CausalLinformerAttention(MultiHeadLayer):
         if max_length is not None and not isinstance(seen, Tensor):
             seen = torch.full(tokens.x_BPC.shape[:1], seen, device=tokens.x_BPC.device)
         blocks, still_open = seen // self.block_length, seen % self.block_length
+        columns: int | None = tokens.x_BPC.shape[1]
+        if cache is not None:
+            new_columns = tokens.x_BPC.shape[1] - cache.open.x_BPC.shape[1]
+            columns = None if cache.columns is None else cache.columns + new_columns
         first_open = (blocks - seen_before // self.block_length) * self.block_length
         if isinstance(still_open, int):
             kept = Tokens(*(rows[:, first_open : first_open + still_open].clone() for rows in tokens))
         else:
-            most = int(still_open.max()) if max_length is None else self.block_length - 1
+            most = self.block_length - 1 if max_length is not None else largest(still_open, self.block_length - 1)
             place_BP = as_column(first_open, still_open.device) + torch.arange(most, device=still_open.device)
             batch_B1 = torch.arange(still_open.shape[0], device=still_open.device)[:, None]
             # shorter open blocks are padded with rows that no query sees
@@ -587,9 +597,10 @@ class CausalLinformerAttention(MultiHeadLayer):
             most = max_length // self.block_length * slots
             summaries = Summaries(*(F.pad(rows, (0, 0, 0, most))[:, :most] for rows in summaries))
         elif cache is None or summaries is not cache.summaries:
-            most = (blocks if isinstance(blocks, int) else int(blocks.max())) * slots
+            bound = None if columns is None else columns // self.block_length
+            most = (blocks if isinstance(blocks, int) else largest(blocks, bound)) * slots
             summaries = Summaries(*(rows[:, :most].clone() for rows in summaries))
-        return CausalCache(summaries, kept, seen, self._sizes(slots))
+        return CausalCache(summaries, kept, seen, self._sizes(slots), columns)
 
     def _sizes(self, slots: int) -> dict[str, int]:
         """The sizes that a cache depends on."""

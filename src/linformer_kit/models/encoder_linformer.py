@@ -22,19 +22,19 @@ from .options_linformer import (
 )
 from .projection_linformer import Projection
 from .reversible_linformer import Sublayer, can_recompute, reversible
-from .validation_linformer import boolean_mask, check_features, compute_dtype
+from .validation_linformer import boolean_mask, check_features, compute_dtype, computes_in_chunks
 
 Attended = tuple[Tensor, Tensor | None]  # the output of a sublayer, and its attention weights on request
 FEED_FORWARDS = ("gelu", "relu", "gated", "none")
 
-# rows per chunk when no gradient is needed: their inner features, the widest of a model, stay in the processor's cache
+# rows per chunk on CPUs when no gradient is needed: their inner features, the widest of a model, stay in the cache
 ROW_CHUNK = 512
 
 
 def feed_forward(x_BNC: Tensor, inner: nn.Linear, activation: Callable[[Tensor], Tensor], outer: nn.Linear) -> Tensor:
     """`activation(X W_1 + b_1) W_2 + b_2`."""
     rows_XC = x_BNC.flatten(0, -2)
-    is_whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or rows_XC.shape[0] <= ROW_CHUNK
+    is_whole = not computes_in_chunks(x_BNC) or rows_XC.shape[0] <= ROW_CHUNK
     if is_whole or not (is_plain_linear(inner) and is_plain_linear(outer)):
         return outer(activation(inner(x_BNC)))
     output_XC = x_BNC.new_empty(rows_XC.shape[0], outer.out_features, dtype=compute_dtype(outer.weight))

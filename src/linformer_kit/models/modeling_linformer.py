@@ -642,12 +642,16 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         """`labels` (B, N) are the ids to predict, -100 at ignored tokens.
 
         `logits_to_keep` is a (B, N) mask of S tokens; logits (S, V) and loss are computed for these only. With
-        `labels != -100` the loss is the same, and the output layer is computed only for the tokens to predict.
+        `labels != -100` the loss is the same, and the output layer is computed only for the tokens to predict. It may
+        also be the (S,) places of these tokens in the flattened batch, `mask.flatten().nonzero().flatten()`: with a
+        mask on a GPU, the program waits until the GPU has counted its tokens.
         """
         kwargs["use_cache"] = False
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         hidden = outputs.last_hidden_state
         if logits_to_keep is not None:
+            if logits_to_keep.dtype != torch.bool:
+                hidden, labels = hidden.flatten(0, 1), None if labels is None else labels.flatten()
             hidden = hidden[logits_to_keep]
             labels = None if labels is None else labels[logits_to_keep]
         logits = self.lm_head(self.head(hidden))

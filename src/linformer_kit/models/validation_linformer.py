@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 
 
 def check_features(name: str, x: Any, width: int, like: Tensor, option: str = "embed_dim") -> None:
@@ -51,9 +52,17 @@ def compute_dtype(weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(weight.device.type) if is_cast else weight.dtype
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Whether code may depend on the values of a tensor: not in a compiled graph, on the meta device, or if fake."""
+    return not (torch.compiler.is_compiling() or tensor.is_meta or detect_fake_mode(tensor) is not None)
+
+
 def can_read_values(tensor: Tensor) -> bool:
-    """Whether code may depend on the values of a tensor: not in a compiled graph, and not on the meta device."""
-    return not (torch.compiler.is_compiling() or tensor.is_meta)
+    """Whether values can be read at no cost: on a CPU. Elsewhere, the program would wait until the device is idle.
+
+    So other devices skip checks of values. A wrong id raises there in the kernel that uses it.
+    """
+    return tensor.device.type == "cpu" and has_values(tensor)
 
 
 def computes_in_chunks(x: Tensor) -> bool:
@@ -137,9 +146,11 @@ def padding_mask(
 ) -> Tensor | None:
     """`mask` as a boolean (batch, length) tensor, or None if all tokens are real. Raises for empty examples.
 
+    Where reading values is not free, it is always a tensor, and may have empty examples.
     Floats are accepted if all are 0 or 1, as some libraries pass them; others may be meant as scores to add.
     """
-    if isinstance(mask, Tensor) and mask.is_floating_point() and can_read_values(mask):
+    # also where reading is not free, since what floats mean depends on them
+    if isinstance(mask, Tensor) and mask.is_floating_point() and has_values(mask):
         is_boolean = bool(((mask == 0) | (mask == 1)).all())
         mask = mask.bool() if is_boolean else mask
     mask = boolean_mask(name, mask, torch.empty((), device=device).expand(*shape))

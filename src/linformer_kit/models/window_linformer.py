@@ -26,8 +26,9 @@ from .projection_linformer import at_least_float32, real_tokens_first, split_win
 from .reversible_linformer import AutocastState, RandomState, can_recompute
 from .tiling_linformer import Tiling, add_near, all_tiles, near_slices, near_tokens, tile_columns
 
-# elements in the keys of a chunk of tiles, and scores in a chunk where scores are stored: intermediate results stay in
-# the processor's cache, and are computed again in the backward pass
+# on CPUs, elements in the keys of a chunk of tiles, and scores in a chunk where scores are stored: intermediate results
+# stay in the processor's cache. Other devices process all tiles at once; the keys of all tiles take the memory of a few
+# times the input, like the inner features of a feed-forward. Both compute them again in the backward pass.
 KEY_CHUNK, SCORE_CHUNK = 2**20, 2**19
 
 
@@ -221,7 +222,9 @@ class WindowAttention(NamedTuple):
         return self.num_heads * self.tiling.size * context.bias_BMnS.shape[-1]
 
     def tiles_per_chunk(self, context: NearAndFar, gradients_by_products: bool = False) -> int:
-        """The number of tiles that are processed at once."""
+        """The number of tiles, of all examples, that are processed at once."""
+        if context.near_keys_BPF.device.type != "cpu":
+            return context.bias_BMnS.shape[0] * self.tiling.tiles
         tiles = SCORE_CHUNK // self._scores_of_tile(context)
         if not gradients_by_products:
             keys = KEY_CHUNK // (context.bias_BMnS.shape[-1] * context.near_keys_BPF.shape[-1])
