@@ -21,8 +21,16 @@ combinations = st.sampled_from(COMBINATIONS)
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Chunks of a block or two, so that short sequences have several."""
+    """Chunks of a block or two, and pieces of a few chunks, so that short sequences have several."""
     monkeypatch.setattr(causal_linformer, "QUERY_CHUNK", 8)
+    monkeypatch.setattr(causal_linformer, "TOKEN_CHUNK", 16)
+
+
+@pytest.fixture(params=[2**28, 2000], ids=["at once", "in several calls"])
+def large_calls(request, monkeypatch):
+    """Calls as on a GPU, once with so little memory that there are several."""
+    monkeypatch.setattr(causal_linformer, "prefers_large_calls", lambda x: True)
+    monkeypatch.setattr(causal_linformer, "TILE_ELEMENTS", request.param)
 
 
 def build(projection="linear", sharing="headwise", block_length=4, slots=2, **options):
@@ -268,6 +276,74 @@ def test_the_size_of_query_chunks_does_not_change_the_output(block_length, monke
     for chunk in (1, 64, 1000):
         monkeypatch.setattr(causal_linformer, "QUERY_CHUNK", chunk)
         assert_close(layer(x), whole)
+
+
+@given(combinations, st.integers(1, 7), st.integers(1, 9), st.integers(1, 60), st.integers(0, 59), st.booleans())
+def test_what_is_computed_without_gradients_is_the_same(combination, block_length, slots, length, cached, is_padded):
+    """In pieces, whole or with a cache, and the new cache too."""
+    layer, shared = build(*combination, block_length, slots)
+    x, mask = torch.randn(2, length, 8), torch.rand(2, length) > 0.3 if is_padded else None
+    cached = min(cached, length - 1)
+    results = []
+    for mode in (torch.enable_grad(), torch.no_grad()):
+        with mode:
+            whole = layer(x, mask=mask, projection=shared)
+            cache = layer.step(x[:, :cached], projection=shared)[1] if cached else None
+            output, cache = layer.step(
+                x[:, cached:], cache, mask=None if mask is None else mask[:, cached:], projection=shared
+            )
+        results.append([whole, output, *tree_leaves(cache)])
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("length", [5, 24, 41])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_large_calls_compute_the_same(projection, sharing, length, large_calls):
+    layer, shared = build(projection, sharing)
+    x = torch.randn(3, length, 8, requires_grad=True)
+    expected = plain_causal_attention(layer, x, shared)
+    output = layer(x, projection=shared)
+    assert_close(output, expected)
+    assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (output, expected)))
+    for parts in ([4, length - 4], [3, length - 3], [1, 2, length - 3]):  # the last part begins in an open block or not
+        pieces, cache = [], None
+        for piece in x.split(parts, dim=1):
+            output, cache = layer.step(piece, cache, projection=shared)
+            pieces.append(output)
+        assert_close(torch.cat(pieces, dim=1), expected)
+
+
+def test_large_calls_with_padding_compute_the_same(large_calls):
+    layer, _ = build()
+    x, mask = torch.randn(3, 41, 8), torch.rand(3, 41) > 0.3
+    start, cache = layer.step(x[:, :20], mask=mask[:, :20])
+    rest, _ = layer.step(x[:, 20:], cache, mask=mask[:, 20:])
+    for output in (layer(x, mask=mask), torch.cat([start, rest], dim=1)):
+        for example, real in enumerate(mask):
+            assert_close(output[example, real], plain_causal_attention(layer, x[example : example + 1, real])[0])
+
+
+@pytest.mark.parametrize("is_padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize(("projection", "sharing"), COMBINATIONS)
+def test_off_cpus_the_number_of_operations_does_not_depend_on_the_input(projection, sharing, is_padded):
+    """Nor are values read, which the meta device does not have."""
+
+    class Operations(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += 1
+            return function(*args, **(kwargs or {}))
+
+    layer, shared = (None if module is None else module.to("meta") for module in build(projection, sharing))
+    counts = set()
+    for batch, length in ((2, 512), (2, 4096), (8, 512), (8, 4096)):
+        x = torch.empty(batch, length, 8, device="meta")
+        mask = torch.empty(batch, length, dtype=torch.bool, device="meta") if is_padded else None
+        with Operations() as operations, torch.no_grad():
+            layer(x, mask=mask, projection=shared)
+        counts.add(operations.count)
+    assert len(counts) == 1
 
 
 def test_the_gradient_of_a_chunk_is_not_as_long_as_the_sequence():

@@ -303,6 +303,13 @@ def test_what_is_computed_in_chunks_without_gradients_is_checked(monkeypatch, le
         check(point_of("linformer-kit", "layer", length=length, batch=16))
 
 
+def test_what_a_causal_layer_computes_without_gradients_is_checked(monkeypatch):
+    right = causal_linformer.CausalLinformerAttention._in_chunks
+    monkeypatch.setattr(causal_linformer.CausalLinformerAttention, "_in_chunks", lambda *args: right(*args).mul_(1.01))
+    with pytest.raises(WrongImplementation, match="its output without gradients"):
+        check(point_of("linformer-kit", "causal-layer"))
+
+
 def test_an_encoder_decoder_that_sees_the_future_is_refused():
     with pytest.raises(WrongImplementation, match=r"linformer-pytorch: another last token .* it sees the future"):
         check(point_of(*SEES_THE_FUTURE))

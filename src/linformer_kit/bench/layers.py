@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.attention_linformer import QUERY_CHUNK, LinformerAttention
-from ..models.causal_linformer import CausalLinformerAttention
+from ..models.causal_linformer import TOKEN_CHUNK, CausalLinformerAttention
 from ..models.multihead_linformer import MultiHeadLayer
 from ..models.plain_linformer import plain_attention, plain_causal_attention, plain_window_attention
 from ..models.projection_linformer import LinearProjection
@@ -26,8 +26,9 @@ Layer = TypeVar("Layer", bound=MultiHeadLayer)
 COMPARED_POSITIONS = 64
 # up to this length gradients are compared too; they need the whole float64 pass
 COMPARED_GRADIENTS_LENGTH = 1024
-# causal layers are compared on at most this many tokens; not a multiple of common block lengths
-COMPARED_CAUSAL_LENGTH = 1000
+# causal layers are compared on at most this many tokens, with gradients, and without, where there are chunks; neither
+# is a multiple of common block lengths
+COMPARED_CAUSAL_LENGTH, COMPARED_CAUSAL_CHUNKS = 1000, TOKEN_CHUNK + 300
 # rows × inner × columns; which product reaches the higher rate depends on the machine
 GEMM_SHAPE = (2048, 2048, 2048)
 
@@ -167,12 +168,15 @@ def require_output_agreement(name: str, output_BNC: Tensor, exact: Callable[...,
 
 
 def check_causal_layer(point: Point, build: Build) -> None:
-    """Compare outputs and gradients of up to 1,000 tokens with the plain form in float64."""
+    """Compare outputs, with and without gradients, and gradients with the plain form in float64."""
     layer = build(point)
     torch.manual_seed(0)
     exact = partial(plain_causal_attention, our_causal_layer(point).double())
     x_BNC = torch.randn(1, min(point.length, COMPARED_CAUSAL_LENGTH), point.hidden_size)
     require_gradient_agreement(point.implementation, layer, exact, x_BNC)
+    x_BNC = torch.randn(1, min(point.length, COMPARED_CAUSAL_CHUNKS), point.hidden_size)
+    with torch.no_grad():  # another code path
+        require_agreement(point.implementation, "output without gradients", layer(x_BNC), exact(x_BNC.double()))
 
 
 def checked_examples(batch: int, length: int) -> int:

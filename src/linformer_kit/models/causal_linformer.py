@@ -8,7 +8,7 @@ Shapes: B batch, T new tokens, P tokens since the last finished block (open bloc
 H heads, G key-value heads, D head size, F = G·D, C model size.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,13 +18,26 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import MappingKey, register_pytree_node
 
-from .multihead_linformer import MultiHeadLayer, softmax_attention, softmax_weights
+from .multihead_linformer import MultiHeadLayer, linear_into, softmax_attention, softmax_weights
 from .options_linformer import checked_options, positive_integer
-from .projection_linformer import NoProjection, Projection, is_static, real_positions, real_tokens_first, windows
-from .validation_linformer import boolean_mask, can_read_values, check_features
+from .projection_linformer import (
+    NoProjection,
+    Projection,
+    is_static,
+    real_positions,
+    real_tokens_first,
+    split_windows,
+    windows,
+)
+from .validation_linformer import boolean_mask, can_read_values, check_features, computes_in_chunks
 
-# queries per chunk, in whole blocks: enough for fast products, few enough to skip most of the masked scores
+# queries per call of the softmax on CPUs, in whole blocks: enough for fast products, few enough to skip most of the
+# masked scores
 QUERY_CHUNK = 128
+# tokens per chunk on CPUs when no gradient is needed: their queries, keys and values stay in the processor's cache
+TOKEN_CHUNK = 2048
+# elements of the keys in a call of the softmax on other devices, where a call should have as many queries as fit
+TILE_ELEMENTS = 2**28
 
 # the tensors of a cache, in the order in which an exported graph has them
 CACHE_TENSORS = ("summary_keys", "summary_values", "open_tokens", "open_keys", "open_values", "seen")
@@ -126,6 +139,44 @@ def slice_rows(rows_BPF: Tensor, pieces: list[tuple[int, int]]) -> Sequence[Tens
 def largest(count: Tensor, bound: int | None) -> int:
     """The largest of the counts, or a `bound` that none exceeds where reading their values is not free."""
     return int(count.max()) if bound is None or can_read_values(count) else bound
+
+
+def prefers_large_calls(x: Tensor) -> bool:
+    """Whether few and large calls are faster than many that use the processor's cache: everywhere but on CPUs."""
+    return x.device.type != "cpu"
+
+
+def before_each(summaries_BSF: Tensor, counts: Sequence[int], tokens: Sequence[Tensor]) -> Iterator[Tensor]:
+    """For each chunk of tokens, (B, S + P, F): so many of the summaries, then its tokens.
+
+    Without gradients, all chunks share one buffer: each is valid until the next.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(tokens) == 1:
+        yield from (
+            torch.cat([summaries_BSF[:, :count], tokens_BPF], dim=1)
+            for count, tokens_BPF in zip(counts, tokens, strict=True)
+        )
+        return
+    batch, _, features = summaries_BSF.shape
+    longest = max(tokens_BPF.shape[1] for tokens_BPF in tokens)
+    buffer_BKF, done = summaries_BSF.new_empty(batch, counts[-1] + longest, features), 0
+    for count, tokens_BPF in zip(counts, tokens, strict=True):
+        after = count + tokens_BPF.shape[1]
+        buffer_BKF[:, done:count] = summaries_BSF[:, done:count]
+        buffer_BKF[:, count:after] = tokens_BPF
+        yield buffer_BKF[:, :after]
+        done = count
+
+
+def with_summaries(summaries_BSF: Tensor, tokens_BnQF: Tensor) -> Tensor:
+    """(B·n, S + Q, F): for each chunk of tokens, the summaries, then its tokens."""
+    summaries_BnSF = summaries_BSF[:, None].expand(-1, tokens_BnQF.shape[1], -1, -1)
+    return torch.cat([summaries_BnSF, tokens_BnQF], dim=2).flatten(0, 1)
+
+
+def in_places(output_BTC: Tensor, place_BT: Tensor) -> Tensor:
+    """The outputs in the order of the input: the reverse of `real_tokens_first`."""
+    return output_BTC[torch.arange(output_BTC.shape[0], device=output_BTC.device)[:, None], place_BT]
 
 
 def as_column(count: Count, device: torch.device) -> Tensor:
@@ -240,6 +291,9 @@ class CausalLinformerAttention(MultiHeadLayer):
         new: Count = x.shape[1]
         if mask is not None:
             x, new, place_BT = real_tokens_first(x, boolean_mask("mask", mask, x))
+        if not (need_weights or keep_cache or isinstance(projection, NoProjection)) and computes_in_chunks(x):
+            output = self._in_chunks(x, projection, slots, fused)
+            return output if mask is None else in_places(output, place_BT), None, None
         seen: Count = 0
         tokens = Tokens(x, self.key(x), self.value(x))
         if cache is not None:
@@ -249,7 +303,7 @@ class CausalLinformerAttention(MultiHeadLayer):
         if cache is not None and tokens.x_BPC.shape[1] < self.block_length:  # these tokens finish no block
             summaries = cache.summaries
         else:
-            summaries = self._summarize(projection, tokens)
+            summaries = self._summarize(projection, tokens.x_BPC, tokens)
             if cache is not None:
                 before, after = seen // self.block_length, (seen + new) // self.block_length
                 summaries = Summaries(
@@ -266,10 +320,27 @@ class CausalLinformerAttention(MultiHeadLayer):
             heads_BTF = self._attend(query_BTF, tokens, summaries, seen, slots, fused)
         output = self.output(heads_BTF)
         if mask is not None and not need_weights:  # back to the order of the input
-            output = output[torch.arange(x.shape[0], device=x.device)[:, None], place_BT]
+            output = in_places(output, place_BT)
         if not keep_cache:
             return output, weights, None
         return output, weights, self._new_cache(cache, summaries, tokens, seen, seen + new, slots, max_length)
+
+    def _in_chunks(self, x: Tensor, projection: Projection, slots: int, fused: bool) -> Tensor:
+        """The outputs without gradients and caches, of about `TOKEN_CHUNK` tokens at a time."""
+        batch, length = x.shape[:2]
+        summaries = self._summarize(projection, x)
+        output = summaries.values_BSF.new_empty(batch, length, self.embed_dim)
+        examples = max(1, TOKEN_CHUNK // length)
+        size = max(1, TOKEN_CHUNK // self.block_length) * self.block_length
+        for example in range(0, batch, examples):
+            some = slice(example, example + examples)
+            for first in range(0, length, size):
+                piece = x[some, first : first + size]
+                tokens = Tokens(piece, self.key(piece), self.value(piece))
+                finished = Summaries(*(rows[some] for rows in summaries))
+                heads_BTF = self._attend(self.query(piece), tokens, finished, first, slots, fused)
+                linear_into(output[some, first : first + size], self.output, heads_BTF)
+        return output
 
     def _check_projection(self, given: Projection) -> None:
         super()._check_projection(given)
@@ -301,13 +372,14 @@ class CausalLinformerAttention(MultiHeadLayer):
                 "use the same device, dtype and autocast in all calls"
             )
 
-    def _summarize(self, projection: Projection, tokens: Tokens) -> Summaries:
-        """`slots` rows for each finished block."""
-        x_BPC, (batch, length) = tokens.x_BPC, tokens.x_BPC.shape[:2]
+    def _summarize(self, projection: Projection, x_BPC: Tensor, tokens: Tokens | None = None) -> Summaries:
+        """`slots` rows for each finished block; without projection, from the keys and values of `tokens`."""
+        batch, length = x_BPC.shape[:2]
         # with a symbolic length, the open block is summarized too; no query sees it
         blocks = length // self.block_length if is_static(length) else windows(length, self.block_length)
         finished = blocks * self.block_length
         if isinstance(projection, NoProjection):  # a token is its own summary, and its keys and values exist already
+            assert tokens is not None
             finished = finished if is_static(length) else length
             return Summaries(tokens.keys_BPF[:, :finished], tokens.values_BPF[:, :finished])
         x_BPC = x_BPC[:, :finished] if is_static(length) else F.pad(x_BPC, (0, 0, 0, finished - length))
@@ -337,41 +409,96 @@ class CausalLinformerAttention(MultiHeadLayer):
         block, length = self.block_length, query_BTF.shape[1]
         all_tokens, all_summaries = tokens.x_BPC.shape[1], summaries.keys_BSF.shape[1]
         chunk = max(1, QUERY_CHUNK // block) * block
-        if not is_static(length):  # the number of chunks is not known
+        is_in_one_call = not is_static(length)  # the number of chunks is not known
+        if prefers_large_calls(query_BTF) and is_static(length) and length > chunk:
+            if isinstance(seen, int):
+                return self._attend_in_large_calls(query_BTF, tokens, summaries, seen, slots, fused)
+            is_in_one_call = True
+        counts, whole_11QK = [all_summaries], None
+        if is_in_one_call:
             queries, around = [(0, length)], [(0, all_tokens)]
         elif isinstance(seen, int):  # chunks end at the ends of blocks, so that their tokens do not overlap
             opened = seen % block
             queries = list(pairwise([0, *range(chunk - opened, length, chunk), length]))
             around = [(low + opened if low else 0, high + opened) for low, high in queries]
+            counts = [(seen + after - 1) // block * slots for _, after in queries]
+            if len(queries) > 1:
+                whole_11QK = self._bias_of_chunk(chunk, counts[-1], slots, query_BTF)
         else:  # examples are at different places of their blocks: take all tokens that any of them may see
             queries = list(pairwise([*range(0, length, chunk), length]))
             around = [(first // block * block, min(after + block - 1, all_tokens)) for first, after in queries]
+            counts *= len(queries)
         outputs = []
-        for (first, after), (low, high), query_BQF, token_keys_BPF, token_values_BPF in zip(
+        for (first, after), (low, high), before, query_BQF, keys_BKF, values_BKF in zip(
             queries,
             around,
+            counts,
             slice_rows(query_BTF, queries),
-            slice_rows(tokens.keys_BPF, around),
-            slice_rows(tokens.values_BPF, around),
+            before_each(summaries.keys_BSF, counts, slice_rows(tokens.keys_BPF, around)),
+            before_each(summaries.values_BSF, counts, slice_rows(tokens.values_BPF, around)),
             strict=True,
         ):
-            before = all_summaries
-            if isinstance(seen, int) and is_static(length):
-                before = (seen + after - 1) // block * slots
-            visible_X1QK = None
-            if length > 1 or not isinstance(seen, int):  # a single new token sees everything
-                visible_X1QK = self._visible(seen, (first, after), (low, high), before, slots, query_BTF.device)
+            mask_X1QK = None
+            if whole_11QK is not None and after - first == high - low == chunk:
+                mask_X1QK = whole_11QK[..., whole_11QK.shape[-1] - chunk - before :]
+            elif length > 1 or not isinstance(seen, int):  # a single new token sees everything
+                mask_X1QK = self._visible(seen, (first, after), (low, high), before, slots, query_BTF.device)
             heads_BHQD, _ = softmax_attention(
                 self._query_heads(query_BQF),
-                self._heads(torch.cat([summaries.keys_BSF[:, :before], token_keys_BPF], dim=1)),
-                self._heads(torch.cat([summaries.values_BSF[:, :before], token_values_BPF], dim=1)),
-                visible_X1QK,
+                self._heads(keys_BKF),
+                self._heads(values_BKF),
+                mask_X1QK,
                 self._dropout_now(),
                 need_weights=False,
                 fused=fused,
             )
             outputs.append(heads_BHQD.transpose(1, 2).flatten(2))
         return torch.cat(outputs, dim=1)
+
+    def _attend_in_large_calls(
+        self, query_BTF: Tensor, tokens: Tokens, summaries: Summaries, seen: int, slots: int, fused: bool
+    ) -> Tensor:
+        """`_attend` for devices that need few and large calls: all chunks at once, each with a copy of the summaries.
+
+        Only if the copies have more than `TILE_ELEMENTS` elements, there are several calls.
+        """
+        block, (batch, length), device = self.block_length, query_BTF.shape[:2], query_BTF.device
+        opened, size = seen % block, max(1, QUERY_CHUNK // block) * block
+        tiles = windows(opened + length, size)
+        query_BnQF, keys_BnQF, values_BnQF = (
+            split_windows(F.pad(rows_BPF, (0, 0, before, tiles * size - before - rows_BPF.shape[1])), size)
+            for rows_BPF, before in ((query_BTF, opened), (tokens.keys_BPF, 0), (tokens.values_BPF, 0))
+        )
+        position_nQ = (seen - opened + torch.arange(tiles * size, device=device)).view(tiles, size)
+        most = (seen + length - 1) // block * slots
+        at_once = max(1, TILE_ELEMENTS // (batch * (most + size) * self.num_heads * self.head_dim))
+        outputs = []
+        for first in range(0, tiles, at_once):
+            some = slice(first, first + at_once)
+            summary_S = torch.arange(most, device=device) // slots
+            visible_nQK = visible(position_nQ[some], position_nQ[some], summary_S, block)
+            heads_XHQD, _ = softmax_attention(
+                self._query_heads(query_BnQF[:, some].flatten(0, 1)),
+                self._heads(with_summaries(summaries.keys_BSF[:, :most], keys_BnQF[:, some])),
+                self._heads(with_summaries(summaries.values_BSF[:, :most], values_BnQF[:, some])),
+                visible_nQK.repeat(batch, 1, 1)[:, None],
+                self._dropout_now(),
+                need_weights=False,
+                fused=fused,
+            )
+            outputs.append(heads_XHQD.transpose(1, 2).reshape(batch, -1, query_BTF.shape[-1]))
+        return torch.cat(outputs, dim=1)[:, opened : opened + length]
+
+    def _bias_of_chunk(self, chunk: int, summaries: int, slots: int, query_BTF: Tensor) -> Tensor:
+        """(1, 1, Q, S + Q), what is added to the scores of a whole chunk: its columns, from the right, fit all chunks.
+
+        All queries see the summaries of the blocks before the chunk. The fused kernel is faster with it than with a
+        boolean mask, which it converts in each call.
+        """
+        inner = (chunk // self.block_length - 1) * slots
+        visible_11QK = self._visible(0, (0, chunk), (0, chunk), inner, slots, query_BTF.device)
+        bias_11QK = query_BTF.new_zeros(visible_11QK.shape).masked_fill(~visible_11QK, -torch.inf)
+        return F.pad(bias_11QK, (summaries - inner, 0))
 
     def _attend_with_weights(
         self,
