@@ -17,7 +17,7 @@ from .checks import check_ids
 from .generation import GenerationMixin, LoopCache
 from .layers import Prompt, Stack, initializer, make_dense, make_norm
 from .options import Options
-from .tokens import Tensor, TokenOrder, real_tokens_first, take_tokens, zero_padding
+from .tokens import Tensor, TokenOrder, at_least_float32, real_tokens_first, take_tokens, zero_padding
 
 POOLINGS = ("mean", "first")
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -344,10 +344,12 @@ def pool(states_BNC: Tensor, lengths_B: Tensor | None, pooling: str) -> Tensor:
     """(B, C): the mean of the real tokens, or the first one."""
     if pooling == "first":
         return states_BNC[:, 0]
+    exact_BNC = at_least_float32(zero_padding(states_BNC, lengths_B))
     if lengths_B is None:
-        return ops.mean(states_BNC, axis=1)
-    sums_BC = ops.sum(ops.cast(zero_padding(states_BNC, lengths_B), "float32"), axis=1)
-    return ops.cast(sums_BC / ops.cast(ops.maximum(lengths_B, 1), "float32")[:, None], states_BNC.dtype)
+        mean_BC = ops.mean(exact_BNC, axis=1)
+    else:
+        mean_BC = ops.sum(exact_BNC, axis=1) / ops.cast(ops.maximum(lengths_B, 1), exact_BNC.dtype)[:, None]
+    return ops.cast(mean_BC, states_BNC.dtype)
 
 
 @keras.saving.register_keras_serializable(package="linformer_kit")

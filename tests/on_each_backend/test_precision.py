@@ -1,0 +1,136 @@
+"""Half precision on long inputs against float64, and every model under the mixed policies.
+
+A float of 8 bits cannot count beyond 256: long sums, counts and positions must be in float32. The float64 models are
+those of PyTorch with the same weights, which other tests compare with the Keras models in float32.
+"""
+
+import keras
+import numpy as np
+import pytest
+import torch
+from battery import IS_TORCH, ORDERS, PROJECTIONS, cases, in_order, normal, numpy, only_torch, randomize
+
+from linformer_kit.keras import (
+    LinearMultiHeadAttention,
+    Linformer,
+    LinformerBackbone,
+    LinformerCausalLM,
+    LinformerMaskedLM,
+    LinformerSeq2Seq,
+    to_torch,
+)
+
+LENGTH = 2048
+# bfloat16 has 8 bits: a rounding errs by up to 2⁻⁹, relatively, and by 2⁻⁹ / √3 on average
+ROUNDING = 2**-9 / 3**0.5
+MASK = np.random.default_rng(1).random((2, LENGTH)) > [[0.0], [0.4]]
+
+
+def assert_roundings(actual, expected, roundings):
+    """The root mean square error is that of so many independent roundings of the result to bfloat16."""
+    actual, expected = numpy(actual).astype("float64"), expected.detach().numpy()
+    error = np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2))
+    assert error < roundings**0.5 * ROUNDING, f"{(error / ROUNDING) ** 2:.1f} roundings"
+
+
+def built(**options):
+    layer = LinearMultiHeadAttention(3, 4, 4, max_length=LENGTH, dtype="mixed_bfloat16", **options)
+    layer.build((None, LENGTH, 12), (None, LENGTH, 12))
+    for weight in layer.weights:
+        if "bias" in weight.path:
+            weight.assign(normal(*weight.shape) / 2)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "options",
+    cases(
+        *({"projection": name} for name in PROJECTIONS),
+        torch=[{"projection": "linear", "rescale": True}, {"projection": "conv", "rescale": True}],
+    ),
+    ids=str,
+)
+def test_layers_are_close_to_float64(options):
+    layer, x = built(**options), normal(2, LENGTH, 12) + 1  # sums over the tokens do not cancel
+    exact, tokens, mask = to_torch(layer).double(), torch.from_numpy(x).double(), torch.from_numpy(MASK)
+    for order in ORDERS:
+        with in_order(order):
+            assert_roundings(layer(x, x), exact(tokens), 12)
+            assert_roundings(numpy(layer(x, x, value_mask=MASK))[MASK], exact(tokens, mask=mask)[mask], 12)
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS if IS_TORCH else ["mean", "linear"])
+def test_layers_with_a_window_are_close_to_float64(projection):
+    layer, x = (
+        built(projection=projection, window_length=16, global_tokens=1, distance_bias=True),
+        normal(2, LENGTH, 12) + 1,
+    )
+    exact, tokens, mask = to_torch(layer).double(), torch.from_numpy(x).double(), torch.from_numpy(MASK)
+    assert_roundings(numpy(layer(x, x, value_mask=MASK))[MASK], exact(tokens, mask=mask)[mask], 12)
+
+
+SIZES = {"k": 6, "max_len": 400, "vocab_size": 300, "d_model": 16, "d_ff": 24, "n_heads": 2, "n_layers": 1, "slots": 2}
+IDS = np.random.default_rng(2).integers(3, 300, (4, 400))
+IDS[1:, 350:] = 0
+TARGET = np.roll(IDS, 1, axis=1)
+
+
+def outputs_of(torch_model, ids):
+    """Logits or hidden states of the PyTorch model at the real tokens, in float64."""
+    torch_model, inputs = torch_model.double().eval(), {"input_ids": torch.from_numpy(ids)}
+    inputs["attention_mask"] = torch.from_numpy(ids != 0)
+    if torch_model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.from_numpy(TARGET)
+    output = torch_model(**inputs)
+    return output.logits if "logits" in output else output.last_hidden_state
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    cases(
+        (Linformer, {"projection": "mean", "positions": "sinusoidal", "n_classes": 3}),
+        (LinformerMaskedLM, {"window_length": 16, "global_tokens": 1, "local_width": 5, "projection": "dynamic"}),
+        (LinformerCausalLM, {}),
+        (LinformerSeq2Seq, {"sharing": "layerwise", "start_id": 1}),
+        torch=[
+            (Linformer, {"pad_id": None, "classifier_activation": None}),
+            (LinformerBackbone, {"projection": "conv", "norm_first": False}),
+            (LinformerCausalLM, {"decoder_attention": "full", "tied": False}),
+            (LinformerSeq2Seq, {"full_attn": True}),
+        ],
+    ),
+)
+def test_models_in_bfloat16_are_close_to_float64_and_train_generate_and_save(kind, options, tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = randomize(kind(**SIZES, **options))
+    assert {keras.backend.standardize_dtype(weight.dtype) for weight in model.weights} <= {"float32", "uint32", "int32"}
+    is_seq2seq, is_classifier = kind is LinformerSeq2Seq, kind is Linformer
+    ids = IDS + 3 * (IDS == 0) if model.options.pad_id is None else IDS
+    x = {"input_ids": ids, "decoder_input_ids": TARGET} if is_seq2seq else ids
+    output = model(x)
+    expected = "bfloat16" if kind is LinformerBackbone else "float32"
+    assert keras.backend.standardize_dtype(output.dtype) == expected == model.compute_output_spec(x).dtype
+    exact = outputs_of(to_torch(model), ids).detach()
+    if options.get("classifier_activation", "softmax") and is_classifier:
+        exact = exact.softmax(dim=-1)
+    real = slice(None) if is_classifier or is_seq2seq else ids != 0
+    assert_roundings(numpy(output)[real], exact[real], 12)
+
+    if hasattr(model, "generate"):
+        generated = model.generate(ids[:, :330], max_new_tokens=6)
+        assert generated.shape == (4, 7 if is_seq2seq else 336)
+
+    model.save(tmp_path / "model.keras")
+    keras.config.set_dtype_policy("float32")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(numpy(loaded(x)), numpy(output))
+    y = np.arange(4) % 2 if is_classifier else numpy(output) if kind is LinformerBackbone else ids
+    logits = options.get("classifier_activation", "") is None or not is_classifier
+    loss = (
+        "mse"
+        if kind is LinformerBackbone
+        else keras.losses.SparseCategoricalCrossentropy(logits, ignore_class=0 if not is_classifier else None)
+    )
+    loaded.compile(keras.optimizers.SGD(1.0), loss)
+    assert_every_weight_learns(loaded, x, y)
+    assert np.isfinite(numpy(loaded(x)).astype("float32")).all()
