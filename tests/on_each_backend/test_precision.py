@@ -8,7 +8,17 @@ import keras
 import numpy as np
 import pytest
 import torch
-from battery import IS_TORCH, ORDERS, PROJECTIONS, cases, in_order, normal, numpy, only_torch, randomize
+from battery import (
+    IS_TORCH,
+    ORDERS,
+    PROJECTIONS,
+    assert_every_weight_learns,
+    cases,
+    in_order,
+    normal,
+    numpy,
+    randomize,
+)
 
 from linformer_kit.keras import (
     LinearMultiHeadAttention,
@@ -111,8 +121,8 @@ def test_models_in_bfloat16_are_close_to_float64_and_train_generate_and_save(kin
     expected = "bfloat16" if kind is LinformerBackbone else "float32"
     assert keras.backend.standardize_dtype(output.dtype) == expected == model.compute_output_spec(x).dtype
     exact = outputs_of(to_torch(model), ids).detach()
-    if options.get("classifier_activation", "softmax") and is_classifier:
-        exact = exact.softmax(dim=-1)
+    is_probability = is_classifier and "classifier_activation" not in options
+    exact = exact.softmax(dim=-1) if is_probability else exact
     real = slice(None) if is_classifier or is_seq2seq else ids != 0
     assert_roundings(numpy(output)[real], exact[real], 12)
 
@@ -125,12 +135,7 @@ def test_models_in_bfloat16_are_close_to_float64_and_train_generate_and_save(kin
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(numpy(loaded(x)), numpy(output))
     y = np.arange(4) % 2 if is_classifier else numpy(output) if kind is LinformerBackbone else ids
-    logits = options.get("classifier_activation", "") is None or not is_classifier
-    loss = (
-        "mse"
-        if kind is LinformerBackbone
-        else keras.losses.SparseCategoricalCrossentropy(logits, ignore_class=0 if not is_classifier else None)
-    )
-    loaded.compile(keras.optimizers.SGD(1.0), loss)
+    loss = keras.losses.SparseCategoricalCrossentropy(not is_probability, ignore_class=None if is_classifier else 0)
+    loaded.compile(keras.optimizers.SGD(1.0), "mse" if kind is LinformerBackbone else loss)
     assert_every_weight_learns(loaded, x, y)
     assert np.isfinite(numpy(loaded(x)).astype("float32")).all()
