@@ -267,6 +267,15 @@ MUTATIONS = [
         "torch",
     ),
     Mutation(
+        "Keras: folded scores lack the bias of the queries",
+        "keras/attention.py",
+        "scores_BTHK = scores_BTHK + at_least_float32(",
+        "scores_BTHK = scores_BTHK + 0 * at_least_float32(",
+        f"{KERAS}/test_attention.py",
+        "reference and not gradients",
+        "torch",
+    ),
+    Mutation(
         "Keras: padding counts in the mean of a window",
         "keras/projection.py",
         "count_BK1 = ops.maximum(ops.sum(ops.cast(is_real_BKW1, real_BKWC.dtype), axis=2), 1)",

@@ -79,6 +79,24 @@ def test_layers_with_a_window_are_close_to_float64(projection):
     assert_roundings(numpy(layer(x, x, value_mask=MASK))[MASK], exact(tokens, mask=mask)[mask], 12)
 
 
+def test_gradients_are_close_to_float64():
+    """One step of gradient descent with one layer of each kind."""
+    layers = [built(projection=projection) for projection in (PROJECTIONS if IS_TORCH else ("linear", "conv", "mean"))]
+    torch_layers = [to_torch(layer).double() for layer in layers]
+    inputs = keras.Input((LENGTH, 12))
+    model = keras.Model(inputs, [layer(inputs, inputs) for layer in layers])
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    x, y = normal(2, LENGTH, 12) + 1, normal(2, LENGTH, 12) + 1
+    model.train_on_batch(x, [y] * len(layers))
+    tokens, target = (torch.from_numpy(array).double() for array in (x, y))
+    for layer, torch_layer in zip(layers, torch_layers, strict=True):
+        (torch_layer(tokens) - target).square().mean().backward()
+        after = to_torch(layer).double().state_dict()
+        for name, parameter in torch_layer.named_parameters():
+            if name != "key.bias":  # the softmax is invariant to a constant added to all keys
+                assert_roundings((parameter - after[name]).detach().numpy(), parameter.grad, 50)
+
+
 SIZES = {"k": 6, "max_len": 400, "vocab_size": 300, "d_model": 16, "d_ff": 24, "n_heads": 2, "n_layers": 1, "slots": 2}
 IDS = np.random.default_rng(2).integers(3, 300, (4, 400))
 IDS[1:, 350:] = 0

@@ -421,15 +421,14 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
 
     def _query_order(self, query_BTC: Tensor, keys_BKHD: Tensor) -> QueryOrder:
         """The cheaper order of the products with W_Q and W_O: see `attend` and `_attend_folded`."""
-        is_plain = all(
-            dense.quantization_mode is None and dense.activity_regularizer is None and len(dense.kernel.shape) == 3
-            for dense in (self.query_dense, self.output_dense)
-        )
-        if self._use_gate or self._flash_attention or not is_plain:
+        outputs = self._output_shape or query_BTC.shape[-1:]
+        needs_heads = self._use_gate or self._flash_attention or len(outputs) > 1
+        denses = (self.query_dense, self.output_dense)
+        if needs_heads or any(dense.quantization_mode or dense.activity_regularizer for dense in denses):
             return "per head"
         queries, rows = (length_to_plan(ops.shape(x)[1]) for x in (query_BTC, keys_BKHD))
         # each counts W_Q and W_O, as if both had its widths
-        sizes = ((query_BTC.shape[-1], self.key_dim), (self.output_dense.kernel.shape[-1], self.value_dim))
+        sizes = ((query_BTC.shape[-1], self.key_dim), (outputs[0], self.value_dim))
         costs = [query_costs(queries, rows, channels, self.num_heads, dim) for channels, dim in sizes]
         return cheapest({order: sum(cost[order] for cost in costs) for order in costs[0]})
 
