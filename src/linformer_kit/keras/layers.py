@@ -57,7 +57,11 @@ class Embeddings(keras.layers.Layer):
         self.types = None
         if options.token_types:
             self.types = keras.layers.Embedding(
-                options.token_types, options.d_model, initializer(options), name="types"
+                options.token_types,
+                options.d_model,
+                initializer(options),
+                dtype=keras.config.dtype_policy().variable_dtype,  # as of `make_embedding`
+                name="types",
             )
         self.norm = make_norm(options, name="norm")
         self.dropout = keras.layers.Dropout(options.dropout, name="dropout")

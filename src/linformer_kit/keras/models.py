@@ -17,7 +17,7 @@ from .checks import check_ids
 from .generation import GenerationMixin, LoopCache
 from .layers import Prompt, Stack, initializer, make_dense, make_norm
 from .options import Options
-from .tokens import Tensor, TokenOrder, at_least_float32, real_tokens_first, take_tokens, zero_padding
+from .tokens import Tensor, TokenOrder, real_tokens_first, take_tokens, zero_padding
 
 POOLINGS = ("mean", "first")
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -51,13 +51,17 @@ def dtype_policy_scope(policy: Any) -> Iterator[None]:
 
 
 def make_embedding(options: Options, has_output: bool = False, name: str = "words") -> keras.layers.ReversibleEmbedding:
-    """Word embeddings and, with `has_output`, the output matrix to logits, which is the same one if `tied`."""
+    """Word embeddings and, with `has_output`, the output matrix to logits, which is the same one if `tied`.
+
+    They compute in the dtype of the weights: the gradient of a frequent token sums over all its positions.
+    """
     return keras.layers.ReversibleEmbedding(
         options.vocab_size,
         options.d_model,
         tie_weights=options.tied or not has_output,
         embeddings_initializer=initializer(options),
         reverse_dtype="float32",
+        dtype=keras.config.dtype_policy().variable_dtype,
         name=name,
     )
 
@@ -344,12 +348,10 @@ def pool(states_BNC: Tensor, lengths_B: Tensor | None, pooling: str) -> Tensor:
     """(B, C): the mean of the real tokens, or the first one."""
     if pooling == "first":
         return states_BNC[:, 0]
-    exact_BNC = at_least_float32(zero_padding(states_BNC, lengths_B))
     if lengths_B is None:
-        mean_BC = ops.mean(exact_BNC, axis=1)
-    else:
-        mean_BC = ops.sum(exact_BNC, axis=1) / ops.cast(ops.maximum(lengths_B, 1), exact_BNC.dtype)[:, None]
-    return ops.cast(mean_BC, states_BNC.dtype)
+        return ops.mean(states_BNC, axis=1)
+    sums_BC = ops.sum(ops.cast(zero_padding(states_BNC, lengths_B), "float32"), axis=1)
+    return ops.cast(sums_BC / ops.cast(ops.maximum(lengths_B, 1), "float32")[:, None], states_BNC.dtype)
 
 
 @keras.saving.register_keras_serializable(package="linformer_kit")

@@ -314,18 +314,18 @@ class ConvProjection(KernelProjection, kind="conv"):
 
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None = None, part: str = "all") -> Projected:
         length, weight_MWC = ops.shape(x_BNC)[1], self.weight[self.slice_of(part)]
-        windows_BKWC, taps_MWC = at_least_float32(split_blocks(x_BNC, self.window)), at_least_float32(weight_MWC)
+        windows_BKWC = split_blocks(x_BNC, self.window)
         # one pass over X per matrix: an einsum would compute C small products
-        each_BKC = [ops.sum(windows_BKWC * taps_MWC[number], axis=2) for number in range(taps_MWC.shape[0])]
+        each_BKC = [ops.sum(windows_BKWC * weight_MWC[number], axis=2) for number in range(weight_MWC.shape[0])]
         rows_BMKC = ops.stack(each_BKC, axis=1)
         real_BK = real_tokens_in_windows(length, self.window, lengths_B)
         if self.rescale:
-            rows_BMKC = rows_BMKC * self._column_scale(taps_MWC, real_BK)
-        return Projected(ops.cast(rows_BMKC, x_BNC.dtype), None if lengths_B is None else real_BK > 0)
+            rows_BMKC = apply_scale(rows_BMKC, self._column_scale(weight_MWC, real_BK))
+        return Projected(rows_BMKC, None if lengths_B is None else real_BK > 0)
 
-    def _column_scale(self, taps_MWC: Tensor, real_BK: Tensor) -> Tensor:
+    def _column_scale(self, weight_MWC: Tensor, real_BK: Tensor) -> Tensor:
         """‖taps‖ / ‖taps of real tokens‖ per window and channel, (B, M, K, C); real tokens come first in a window."""
-        squares_MWC = ops.square(taps_MWC)
+        squares_MWC = ops.square(at_least_float32(weight_MWC))
         real_MBKC = ops.take(ops.cumsum(squares_MWC, axis=1), ops.maximum(real_BK, 1) - 1, axis=1)
         return sqrt_ratio(ops.sum(squares_MWC, axis=1)[:, None], ops.transpose(real_MBKC, (1, 0, 2, 3)))
 
@@ -419,7 +419,7 @@ class MeanProjection(PoolingProjection, kind="mean"):
 
     def pool(self, windows_BKWC: Tensor, is_real_BKW1: Tensor | None) -> Tensor:
         if is_real_BKW1 is None:
-            return ops.cast(ops.mean(at_least_float32(windows_BKWC), axis=2), windows_BKWC.dtype)
+            return ops.mean(windows_BKWC, axis=2)
         real_BKWC = at_least_float32(ops.where(is_real_BKW1, windows_BKWC, ops.zeros_like(windows_BKWC)))
         count_BK1 = ops.maximum(ops.sum(ops.cast(is_real_BKW1, real_BKWC.dtype), axis=2), 1)
         return ops.cast(ops.sum(real_BKWC, axis=2) / count_BK1, windows_BKWC.dtype)
