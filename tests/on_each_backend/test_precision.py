@@ -1,4 +1,4 @@
-"""Half precision on long inputs against float64, and every model under the mixed policies.
+"""bfloat16 on long inputs against float64: layers, gradients, and every model.
 
 A float of 8 bits cannot count beyond 256: long sums, counts and positions must be in float32. The float64 models are
 those of PyTorch with the same weights, which other tests compare with the Keras models in float32.
