@@ -171,7 +171,7 @@ def test_models_in_bfloat16_are_close_to_float64_and_train_generate_and_save(kin
 
 def test_the_gradients_of_frequent_tokens_are_close_to_float64():
     ids, types = np.random.default_rng(3).integers(1, 4, (2, LENGTH)), np.zeros((2, LENGTH), int)
-    model = LinformerBackbone(**{**SIZES, "max_len": LENGTH, "dropout": 0.0}, token_types=1, dtype="mixed_bfloat16")
+    model = LinformerBackbone(**{**SIZES, "max_len": LENGTH, "dropout": 0.0}, token_types=2, dtype="mixed_bfloat16")
     torch_model = to_torch(model).double()
     model.compile(keras.optimizers.SGD(1.0), "mse")
     y = normal(2, LENGTH, 16) + 1
