@@ -282,7 +282,7 @@ MUTATIONS = [
         "",
         f"{KERAS}/test_precision.py",
         "frequent",
-        "torch",
+        "jax",
     ),
     Mutation(
         "Keras: positions counted in bfloat16",
