@@ -52,5 +52,5 @@ def test_sums_over_many_tokens_keep_their_precision_in_bfloat16(projection, leng
     errors = {name: relative_error(found[name], exact[name]) for name in exact}
     # the gradient of a softmax is a difference of nearly equal numbers
     of_scores = [errors.pop(name) for name in list(errors) if name.startswith(("query", "key"))]
-    assert max(errors.values()) < 0.02, errors
+    assert max(errors.values()) < 0.03, errors
     assert max(of_scores) < 0.06, of_scores

@@ -4,6 +4,7 @@ JAX compiles each operation for each shape, so tests that run eagerly use the sa
 """
 
 from functools import partial
+from unittest.mock import patch
 
 import keras
 import numpy as np
@@ -22,6 +23,7 @@ COMBINATIONS = [
     for sharing in ("none", "headwise", "kv")
     if cls.has_matrices or sharing != "none"
 ]
+ORDERS = ("per head", "folded")
 RNG = np.random.default_rng(0)
 
 
@@ -38,6 +40,11 @@ def some_sharings():
     """All combinations on PyTorch; elsewhere every projection, with one sharing each in turn."""
     by_projection = [[pair for pair in COMBINATIONS if pair[0] == projection] for projection in PROJECTIONS]
     return COMBINATIONS if IS_TORCH else [pairs[number % len(pairs)] for number, pairs in enumerate(by_projection)]
+
+
+def in_order(order):
+    """Compute the products with W_Q and W_O in this order, whatever is cheaper."""
+    return patch.object(LinearMultiHeadAttention, "_query_order", lambda *_: order)
 
 
 def numpy(tensor):

@@ -8,9 +8,11 @@ import pytest
 from battery import (
     COMBINATIONS,
     IS_TORCH,
+    ORDERS,
     PROJECTIONS,
     assert_close,
     cases,
+    in_order,
     model_of,
     normal,
     numpy,
@@ -21,6 +23,7 @@ from battery import (
     some_sharings,
 )
 
+from linformer_kit import LinformerAttention
 from linformer_kit.keras import LinearMultiHeadAttention
 from linformer_kit.keras.projection import make_projection
 
@@ -31,13 +34,20 @@ def built(length, width=12, **options):
     return randomize(layer)
 
 
+def assert_equals_the_reference(layer, x, mask):
+    expected, masked = reference_output(layer, x), reference_output(layer, x, mask)
+    for order in ORDERS:
+        with in_order(order):
+            assert_close(layer(x, x), expected)
+            assert_close(layer(x, x, value_mask=mask), masked)
+
+
 @pytest.mark.parametrize(("projection", "sharing"), some_sharings())
 def test_it_equals_the_reference_with_padding_anywhere(projection, sharing):
     layer, x = built(24, projection=projection, sharing=sharing), normal(3, 19, 12)
     mask = np.random.default_rng(1).random((3, 19)) > 0.4
     mask[0], mask[2] = True, np.arange(19) == 3
-    assert_close(layer(x, x), reference_output(layer, x))
-    assert_close(layer(x, x, value_mask=mask), reference_output(layer, x, mask))
+    assert_equals_the_reference(layer, x, mask)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +55,7 @@ def test_it_equals_the_reference_with_padding_anywhere(projection, sharing):
 )
 def test_with_rescale_it_equals_the_reference(projection, sharing):
     layer, x = built(24, projection=projection, sharing=sharing, rescale=True), normal(3, 19, 12)
-    mask = np.arange(19) < [[19], [7], [1]]
-    assert_close(layer(x, x), reference_output(layer, x))
-    assert_close(layer(x, x, value_mask=mask), reference_output(layer, x, mask))
+    assert_equals_the_reference(layer, x, np.arange(19) < [[19], [7], [1]])
 
 
 def test_a_layerwise_projection_is_an_argument_of_the_call():
@@ -61,15 +69,18 @@ def test_a_layerwise_projection_is_an_argument_of_the_call():
         built(24)(x, x, shared_projection=shared)
 
 
-@pytest.mark.parametrize("projection", cases("dynamic", torch=["linear", "conv"]))
-def test_gradients_are_those_of_the_reference(projection):
+@pytest.mark.parametrize(
+    ("projection", "order"), cases(("dynamic", "per head"), ("linear", "folded"), torch=[("conv", "folded")])
+)
+def test_gradients_are_those_of_the_reference(projection, order):
     """A step of gradient descent against finite differences of the float64 reference, in one direction per weight."""
     layer, x, rate = built(8, projection=projection), normal(2, 8, 12), 1e-3
     y = normal(2, 8, 12)
     model = model_of(layer, (8, 12))
     model.compile(keras.optimizers.SGD(rate), "mse")
     before = [numpy(weight).astype("float64") for weight in layer.weights]
-    model.train_on_batch(x, y)
+    with in_order(order):
+        model.train_on_batch(x, y)
     gradients = [(old - numpy(weight)) / rate for old, weight in zip(before, layer.weights, strict=True)]
     for number, gradient in enumerate(gradients):
         direction = np.sign(gradient)  # the steepest, so that float32 resolves it
@@ -163,11 +174,86 @@ def test_scores_have_one_column_per_row():
     assert_close(output, layer(x, x))
     assert tuple(scores.shape) == (3, 3, 19, 5)
     assert_close(numpy(scores).sum(axis=-1), np.ones((3, 3, 19)))
+    with in_order("folded"):
+        for folded, per_head in zip(layer(x, x, return_attention_scores=True), (output, scores), strict=True):
+            assert_close(folded, per_head)
     inputs = keras.Input((16, 12))
     assert [tuple(spec.shape) for spec in layer(inputs, inputs, return_attention_scores=True)] == [
         (None, 16, 12),
         (None, 3, 16, 5),
     ]
+
+
+@only_torch
+@pytest.mark.parametrize(
+    ("queries", "rows", "options"),
+    [
+        (19, 4, {}),
+        (19, 5, {}),
+        (4096, 32, {"num_heads": 8, "key_dim": 64}),
+        (4096, 64, {"num_heads": 8, "key_dim": 64}),
+        (1, 5, {}),
+        (19, 3, {"value_dim": 2, "output_shape": 40}),
+        (19, 3, {"value_dim": 40, "output_shape": 2}),
+        (40, 3, {"value_dim": 40, "output_shape": 2}),
+    ],
+)
+def test_the_order_of_the_queries_has_the_fewest_multiply_adds(queries, rows, options):
+    layer, width = built(rows, projection_dim=rows, **options), 12
+    heads, dim, value_dim = layer.num_heads, layer.key_dim, layer.value_dim
+    outputs = layer.output_dense.kernel.shape[-1]
+    products = {
+        "per head": [
+            (queries, width, heads * dim),
+            (heads * queries, dim, rows),
+            (heads * queries, rows, value_dim),
+            (queries, heads * value_dim, outputs),
+        ],
+        "folded": [
+            (heads * rows, dim, width),
+            (queries, width, heads * rows),
+            (heads * rows, value_dim, outputs),
+            (queries, heads * rows, outputs),
+        ],
+    }
+    cheapest = min(products, key=lambda order: sum(n * k * m for n, k, m in products[order]))
+    x, keys = np.zeros((1, queries, width), "float32"), np.zeros((1, rows, heads, dim), "float32")
+    assert layer._query_order(x, keys) == cheapest
+    if not options and heads == 3:
+        assert layer._query_order(x, keys) == LinformerAttention(12, 3)._query_order(queries, rows)
+
+
+@pytest.mark.parametrize("options", [{"use_gate": True}, {"activity_regularizer": "l2"}, {"output_shape": (2, 3)}])
+def test_layers_that_need_queries_or_heads_are_not_folded(options):
+    x, keys = np.zeros((1, 19, 12), "float32"), np.zeros((1, 2, 3, 4), "float32")
+    assert built(19)._query_order(x, keys) == "folded"
+    assert built(19, **options)._query_order(x, keys) == "per head"
+
+
+def test_a_folded_layer_of_uneven_widths_equals_one_per_head():
+    """Also with adapters and a context, and without biases."""
+    x, z = normal(3, 19, 12), normal(3, 9, 12)
+    layer = LinearMultiHeadAttention(3, 4, 5, value_dim=2, output_shape=7, use_bias=False, max_length=19)
+    built_on(layer, x)
+    layer.query_dense.enable_lora(2)
+    layer.output_dense.enable_lora(2)
+    randomize(layer)
+    mask = np.arange(9) < [[9], [4], [0]]
+    expected = layer(x, z, value_mask=mask)
+    with in_order("folded"):
+        assert_close(layer(x, z, value_mask=mask), expected)
+
+
+@only_torch
+def test_a_folded_layer_drops_weights_in_training():
+    layer, x = built(19, dropout=0.5, seed=11), np.repeat(normal(1, 19, 12), 400, axis=0)
+    with in_order("folded"):
+        output, scores = layer(x, x, return_attention_scores=True)
+        dropped, same_scores = layer(x, x, return_attention_scores=True, training=True)
+    assert_close(same_scores, scores)
+    deviation = numpy(dropped).std(axis=0)
+    assert deviation.min() > 1e-2
+    assert (np.abs(numpy(dropped).mean(axis=0) - numpy(output)[0]) < 6 * deviation / 400**0.5).all()
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS if IS_TORCH else ["linear", "max"])

@@ -5,7 +5,10 @@
     out      = softmax(Q keys_Kᵀ / √D) values_K · W_O + b_O,    Q = X W_Q + b_Q
 
 The tokens are projected first, so that W_K and W_V multiply K rows instead of N. With a window (see window.py), they
-also multiply the N tokens.
+also multiply the N tokens. Without, the products with W_Q and W_O have the cheaper of two orders, as in PyTorch (see
+models/plan_linformer.py).
+
+In half precision, softmaxes and their sums are float32.
 
 Shapes: B batch, T queries, N tokens, K projected length, M matrices, H heads, D head size, C model size; of a window:
 n blocks, W tokens in a block, P near tokens of a block, R far rows, S = P + R columns of the softmax.
@@ -18,6 +21,7 @@ import keras
 from keras import ops
 
 from ..models.options_linformer import check_window, list_names, plain_number, positive_integer, probability
+from ..models.plan_linformer import QueryOrder, cheapest, length_to_plan, query_costs
 from .checks import (
     NOT_A_PADDING_MASK,
     check_attention_mask,
@@ -178,6 +182,15 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             self.max_length = self.max_length or self._length(value_shape)
             self.projection = self._create_projection(value_shape[-1])
             self.projection.build()
+
+    def _build_attention(self, rank: int) -> None:
+        super()._build_attention(rank)
+        exact = keras.backend.result_type(self.compute_dtype, "float32")
+        self._softmax = keras.layers.Softmax(self._softmax.axis, dtype=exact)  # type: ignore[has-type]
+
+    def _masked_softmax(self, attention_scores, attention_mask=None):
+        weights = super()._masked_softmax(attention_scores, attention_mask)
+        return ops.cast(weights, attention_scores.dtype)
 
     def _check_widths(self, key_width: int, value_width: int) -> None:
         """Raise if keys and values have different widths, and the projection has weights for one width."""
@@ -397,12 +410,50 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         self, query_BTC: Tensor, context: KeysValues, training: bool | None = None, need_scores: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from (B, T, C) queries to a context. Returns (B, T, C) and, if needed, (B, H, T, K) scores."""
+        if self._query_order(query_BTC, context.keys_BKHD) == "folded":
+            return self._attend_folded(query_BTC, context, training, need_scores)
         keys_BKHD, values_BKHD, present_BK = context
         mask_B1K = None if present_BK is None else ops.expand_dims(present_BK, 1)
         heads_BTHD, scores_BHTK = self.softmax_attention(
             self.query_dense(query_BTC), keys_BKHD, values_BKHD, mask_B1K, training, need_scores
         )
         return self._output(query_BTC, heads_BTHD), scores_BHTK
+
+    def _query_order(self, query_BTC: Tensor, keys_BKHD: Tensor) -> QueryOrder:
+        """The cheaper order of the products with W_Q and W_O: see `attend` and `_attend_folded`."""
+        outputs = self._output_shape or query_BTC.shape[-1:]
+        needs_heads = self._use_gate or self._flash_attention or len(outputs) > 1
+        denses = (self.query_dense, self.output_dense)
+        if needs_heads or any(dense.quantization_mode or dense.activity_regularizer for dense in denses):
+            return "per head"
+        queries, rows = (length_to_plan(ops.shape(x)[1]) for x in (query_BTC, keys_BKHD))
+        # each counts W_Q and W_O, as if both had its widths
+        sizes = ((query_BTC.shape[-1], self.key_dim), (outputs[0], self.value_dim))
+        costs = [query_costs(queries, rows, channels, self.num_heads, dim) for channels, dim in sizes]
+        return cheapest({order: sum(cost[order] for cost in costs) for order in costs[0]})
+
+    def _attend_folded(
+        self, query_BTC: Tensor, context: KeysValues, training: bool | None, need_scores: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """`softmax((X (W_Q keysᵀ) + b_Q keysᵀ) / √D) (values W_O) + b_O`: skips queries and heads."""
+        keys_BKHD, values_BKHD, present_BK = context
+        query_BTC, dtype = ops.cast(query_BTC, keys_BKHD.dtype), keys_BKHD.dtype
+        query_CHD, output_HDC = (ops.cast(dense.kernel, dtype) for dense in (self.query_dense, self.output_dense))
+        keys_BKHD = keys_BKHD * self._inverse_sqrt_key_dim
+        folded_keys_BCHK = ops.einsum("bkhd,chd->bchk", keys_BKHD, query_CHD)
+        scores_BTHK = at_least_float32(ops.einsum("btc,bchk->bthk", query_BTC, folded_keys_BCHK))
+        if self.query_dense.bias is not None:
+            bias_HD = ops.cast(self.query_dense.bias, dtype)
+            scores_BTHK = scores_BTHK + at_least_float32(ops.einsum("bkhd,hd->bhk", keys_BKHD, bias_HD))[:, None]
+        if present_BK is not None:
+            scores_BTHK = ops.where(present_BK[:, None, None], scores_BTHK, -float("inf"))
+        scores_BTHK = ops.cast(ops.softmax(scores_BTHK, axis=-1), dtype)
+        weights_BTHK = self._dropout_layer(scores_BTHK, training=training) if self.dropout else scores_BTHK
+        folded_values_BHKC = ops.einsum("bkhd,hdc->bhkc", values_BKHD, output_HDC)
+        output_BTC = ops.einsum("bthk,bhkc->btc", weights_BTHK, folded_values_BHKC)
+        if self.output_dense.bias is not None:
+            output_BTC = output_BTC + ops.cast(self.output_dense.bias, dtype)
+        return output_BTC, ops.transpose(scores_BTHK, (0, 2, 1, 3)) if need_scores else None
 
     def _output(self, query_BTC: Tensor, heads_BTHD: Tensor) -> Tensor:
         """What follows the softmax: the gate, if there is one, and W_O."""

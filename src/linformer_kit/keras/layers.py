@@ -15,7 +15,7 @@ from .causal import Cache, CausalLinearMultiHeadAttention
 from .checks import check_length, nan_unless
 from .options import Options
 from .projection import Projection, make_projection
-from .tokens import Tensor, zero_padding
+from .tokens import Tensor, at_least_float32, zero_padding
 
 
 class Source(NamedTuple):
@@ -57,7 +57,11 @@ class Embeddings(keras.layers.Layer):
         self.types = None
         if options.token_types:
             self.types = keras.layers.Embedding(
-                options.token_types, options.d_model, initializer(options), name="types"
+                options.token_types,
+                options.d_model,
+                initializer(options),
+                dtype=keras.config.dtype_policy().variable_dtype,  # as of `make_embedding`
+                name="types",
             )
         self.norm = make_norm(options, name="norm")
         self.dropout = keras.layers.Dropout(options.dropout, name="dropout")
@@ -150,11 +154,12 @@ class LocalConvolution(keras.layers.Layer):
     def call(self, x_BNC: Tensor, lengths_B: Tensor | None) -> Tensor:
         """(B, N, C) to (B, N, C); positions outside the real tokens count as zero."""
         last, reach = self.width - 1, self.width // 2
-        padded_BNC = ops.pad(zero_padding(x_BNC, lengths_B), [[0, 0], [reach, reach], [0, 0]])
-        weight, bias = (ops.cast(variable, x_BNC.dtype) for variable in (self.weight, self.bias))
-        return bias + sum(
+        padded_BNC = at_least_float32(ops.pad(zero_padding(x_BNC, lengths_B), [[0, 0], [reach, reach], [0, 0]]))
+        weight, bias = (ops.cast(variable, padded_BNC.dtype) for variable in (self.weight, self.bias))
+        sums_BNC = bias + sum(
             weight[:, 0, place] * padded_BNC[:, place : place - last or None] for place in range(self.width)
         )
+        return ops.cast(sums_BNC, x_BNC.dtype)
 
 
 class LinformerLayer(keras.layers.Layer):

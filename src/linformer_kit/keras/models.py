@@ -51,13 +51,17 @@ def dtype_policy_scope(policy: Any) -> Iterator[None]:
 
 
 def make_embedding(options: Options, has_output: bool = False, name: str = "words") -> keras.layers.ReversibleEmbedding:
-    """Word embeddings and, with `has_output`, the output matrix to logits, which is the same one if `tied`."""
+    """Word embeddings and, with `has_output`, the output matrix to logits, which is the same one if `tied`.
+
+    They compute in the dtype of the weights: the gradient of a frequent token sums over all its positions.
+    """
     return keras.layers.ReversibleEmbedding(
         options.vocab_size,
         options.d_model,
         tie_weights=options.tied or not has_output,
         embeddings_initializer=initializer(options),
         reverse_dtype="float32",
+        dtype=keras.config.dtype_policy().variable_dtype,
         name=name,
     )
 

@@ -117,6 +117,7 @@ class ProjectionFacts:
     has_matrices: ClassVar[bool] = True  # E and F are tensors, and `sharing` decides how many there are
     takes_any_length: ClassVar[bool] = True  # if not, inputs have at most `max_length` tokens
     can_rescale: ClassVar[bool] = False  # `rescale` has a meaning
+    is_dense: ClassVar[bool] = False  # `Eᵀ X` is a matrix product, so E can also be applied after W_K and W_V
     is_features_first: ClassVar[bool] = False  # E is applied after W_K and W_V, never before
     sized_by_max_length: ClassVar[bool] = False  # the shape of the weights depends on `max_length`
     sized_by_width: ClassVar[bool] = False  # the shape of the weights depends on `embed_dim`

@@ -1,13 +1,14 @@
 """The order of the products of the equation, and its cost.
 
 Every product is linear, so the same result has several orders of products, at very different costs. `key_costs` and
-`query_costs` count multiply-adds from the shapes.
+`query_costs` count multiply-adds from the shapes. Nothing here imports PyTorch: the Keras layers use it too.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from .projection_linformer import DenseProjection, Projection, is_static
+if TYPE_CHECKING:
+    from .projection_linformer import Projection
 
 # the length for which a graph exported with dynamic shapes chooses its order: long inputs are what costs
 EXPORT_LENGTH = 2**20
@@ -31,7 +32,7 @@ class Plan:
 
 
 def key_costs(
-    projection: Projection, length: int, channels: int, features: int, separate: bool = False, window: bool = False
+    projection: "Projection", length: int, channels: int, features: int, separate: bool = False, window: bool = False
 ) -> dict[KeyOrder, int]:
     """Multiply-adds of one example's keys and values in each possible order; `features` is G·D.
 
@@ -47,7 +48,7 @@ def key_costs(
     }
     if window and order == "sequence first":
         costs[order] += 2 * length * channels * features
-    if isinstance(projection, DenseProjection):
+    if projection.is_dense:
         costs["features first"] = (
             times * projection.own_multiply_adds_per_channel(length) * channels
             + 2 * length * channels * features
@@ -75,4 +76,4 @@ def cheapest(costs: dict[Order, int]) -> Order:
 
 def length_to_plan(length: int) -> int:
     """The length for which the order is chosen: the input's, or `EXPORT_LENGTH` while it is symbolic."""
-    return length if is_static(length) else EXPORT_LENGTH
+    return length if isinstance(length, int) else EXPORT_LENGTH

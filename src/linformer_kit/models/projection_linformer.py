@@ -156,6 +156,10 @@ class Projection(ProjectionFacts, nn.Module):
         """The multiply-adds of `Eᵀ X` for one example of C channels, divided by C."""
         raise NotImplementedError
 
+    def own_multiply_adds_per_channel(self, length: int) -> int:
+        """The part of it that computes E from the input; it does not depend on the order of the products."""
+        return 0
+
     def forward(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Projected:
         """(B, N, C) tokens, the real ones first, to (B, M, K, C) rows: `Eᵀ X`."""
         raise NotImplementedError
@@ -272,6 +276,7 @@ class Projection(ProjectionFacts, nn.Module):
 class DenseProjection(Projection):
     """`Eᵀ X` as a matrix product."""
 
+    is_dense = True
     projected_length: int
 
     def __init__(self, projected_length: int, matrices: int):
@@ -284,10 +289,6 @@ class DenseProjection(Projection):
 
     def multiply_adds_per_channel(self, length: int) -> int:
         return self.matrices * length * self.projected_length + self.own_multiply_adds_per_channel(length)
-
-    def own_multiply_adds_per_channel(self, length: int) -> int:
-        """The part of it that computes E from the input; it does not depend on the order of the products."""
-        return 0
 
     def matrices_for(self, x_BNC: Tensor, lengths_B: Tensor | None = None) -> Matrices:
         """E and F for these tokens."""
