@@ -104,6 +104,14 @@ class Activation(StrEnum):
     relu = "relu"
 
 
+class Precision(StrEnum):
+    """Precision of the weights of an exported model."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+
+
 class Preset(StrEnum):
     """Built-in sweeps."""
 
@@ -275,6 +283,22 @@ def predict(
         )
         for answer in predictor(read_inputs(inputs or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="RUN|MODEL", help="As for predict, or a saved model.", autocompletion=complete_run),
+    ],
+    output: Annotated[Path, typer.Option(help="Directory for the exported model.")],
+    precision: Annotated[Precision, typer.Option(help="Precision of the weights.")] = Precision.float32,
+) -> None:
+    """Write the model of a run in another precision, with its tokenizer, for transformers, evaluate and predict."""
+    with report_user_errors():
+        from .training.export import export
+
+        typer.echo(export(model, output, precision.value))
 
 
 @app.command(name="import")
