@@ -37,8 +37,9 @@ def multiplies_integers(device: torch.device) -> bool:
 
 def integer_product(integers_RI: Tensor, weight_OI: Tensor) -> Tensor:
     """`integers weightᵀ` as float32; computed in float32 where there are no instructions for integers."""
-    if multiplies_integers(weight_OI.device):
-        # not `.float()` of a product with the scales: mixed types are several times slower
+    # with one input feature, torch 2.13 returns wrong sums
+    if multiplies_integers(weight_OI.device) and weight_OI.shape[1] > 1:
+        # converted before it is scaled: products of mixed types are several times slower
         return torch._int_mm(integers_RI, weight_OI.t()).float()
     return functional.linear(integers_RI.float(), weight_OI.float())
 

@@ -44,13 +44,9 @@ def export(source: str, output: Path, precision: str) -> str:
 def is_saved_model(source: str) -> bool:
     """Whether the directory holds a model without its run."""
     path = Path(source)
-    is_remote = source.startswith(WANDB_PREFIX)
-    return (
-        not is_remote
-        and (path / MODEL_CONFIG).is_file()
-        and not (path / CONFIG_NAME).is_file()
-        and not (path.absolute().parent.name == "checkpoints")
-    )
+    if source.startswith(WANDB_PREFIX) or path.absolute().parent.name == "checkpoints":
+        return False
+    return (path / MODEL_CONFIG).is_file() and not (path / CONFIG_NAME).is_file()
 
 
 def load_saved_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast | None]:

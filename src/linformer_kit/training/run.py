@@ -137,7 +137,10 @@ class TrainedModel(NamedTuple):
 
 
 def open_model(source: Path | str) -> TrainedModel:
-    """Open a finished run, a checkpoint of any run, an exported one, or `wandb:ENTITY/PROJECT/ARTIFACT:ALIAS`, which is downloaded."""
+    """Open a finished run, a checkpoint of any run, an exported model, or `wandb:ENTITY/PROJECT/ARTIFACT:ALIAS`.
+
+    W&B artifacts are downloaded.
+    """
     if str(source).startswith(WANDB_PREFIX):
         from .wandb_report import download
 
