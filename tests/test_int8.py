@@ -69,7 +69,7 @@ def test_sums_of_the_largest_integers_are_exact(inputs):
 def test_processors_without_instructions_for_integers_compute_the_same(monkeypatch):
     layer, x = Int8Linear.of(nn.Linear(40, 30)), torch.randn(7, 40)
     expected = layer(x)
-    monkeypatch.setattr(int8_linformer, "multiplies_integers", lambda device: False)
+    monkeypatch.setattr(int8_linformer, "HAS_VNNI", False)
     assert_close(layer(x), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -140,6 +140,20 @@ def test_an_encoder_in_chunks_equals_one_in_a_graph(feed_forward):
     assert_close(in_chunks, encoder(x).detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_and_exported_graphs_give_the_same():
+    model = quantize(build(LinformerForSequenceClassification, 0.1))
+    inputs = {"input_ids": ids(), "attention_mask": torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]])}
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).logits
+        exported = torch.export.export(model, (), inputs)
+    assert_close(compiled, expected, rtol=1e-4, atol=1e-5)
+    assert_close(exported.module()(**inputs).logits, expected, rtol=1e-4, atol=1e-5)
+    # ONNX has no such operator
+    assert not any("int_mm" in str(node.target) for node in exported.graph.nodes)
+
+
 def test_weights_of_another_precision_are_not_taken_for_integers(tmp_path):
     build(LinformerForSequenceClassification).save_pretrained(tmp_path)
     model = LinformerForSequenceClassification.from_pretrained(tmp_path, quantization="int8")
@@ -188,7 +202,8 @@ def test_an_exported_classifier_opens_like_its_run(trained_run, tmp_path):
         command("evaluate", folder)
         metrics = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
         assert metrics["rows"] > 0
-    assert (tmp_path / "int8/model.safetensors").stat().st_size < (tmp_path / "float32/model.safetensors").stat().st_size
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("int8", "float32")]
+    assert sizes[0] < sizes[1]
     assert {each.dtype for each in load_file(tmp_path / "int8/model.safetensors").values()} == {
         torch.int8,
         torch.float32,

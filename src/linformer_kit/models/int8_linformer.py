@@ -18,6 +18,8 @@ Model = TypeVar("Model", bound=nn.Module)
 LARGEST = 127  # of the integers; -128 is left out, so that they are symmetric
 # rows per chunk: integers, sums and outputs of a chunk stay in the processor's cache
 INT8_ROW_CHUNK = 256
+# instructions whose sums of products of 8-bit integers are exact; older ones overflow
+HAS_VNNI = torch.cpu._is_vnni_supported()
 
 
 def quantize_rows(x_RI: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,15 +32,11 @@ def quantize_rows(x_RI: Tensor) -> tuple[Tensor, Tensor]:
     return (x_RI / scale_R1).round_().clamp_(-LARGEST, LARGEST).to(torch.int8), scale_R1
 
 
-def multiplies_integers(device: torch.device) -> bool:
-    """Whether the device has instructions (VNNI) whose sums of products of 8-bit integers are exact."""
-    return device.type == "cpu" and bool(torch.cpu._is_vnni_supported())
-
-
 def integer_product(integers_RI: Tensor, weight_OI: Tensor) -> Tensor:
     """`integers weightᵀ` as float32; computed in float32 where there are no instructions for integers."""
+    can_multiply_integers = HAS_VNNI and weight_OI.device.type == "cpu" and not torch.compiler.is_exporting()
     # with one input feature, torch 2.13 returns wrong sums
-    if multiplies_integers(weight_OI.device) and weight_OI.shape[1] > 1:
+    if can_multiply_integers and weight_OI.shape[1] > 1:
         # converted before it is scaled: products of mixed types are several times slower
         return torch._int_mm(integers_RI, weight_OI.t()).float()
     return functional.linear(integers_RI.float(), weight_OI.float())
