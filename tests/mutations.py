@@ -981,6 +981,30 @@ MUTATIONS = [
         "tests/test_torch.py",
         "compiled_window",
     ),
+    Mutation(
+        "one scale for all rows of 8-bit activations",
+        "models/int8_linformer.py",
+        "x_RI.abs().amax(dim=-1, keepdim=True)",
+        "x_RI.abs().amax().expand(x_RI.shape[0], 1).clone()",
+        "tests/test_int8.py",
+        "layer or rows",
+    ),
+    Mutation(
+        "8-bit layers are chunked with the rows of the first chunk",
+        "models/int8_linformer.py",
+        "output_RO[rows] = self._rows(rows_RI[rows])",
+        "output_RO[rows] = self._rows(rows_RI[: len(output_RO[rows])])",
+        "tests/test_int8.py",
+        "rows",
+    ),
+    Mutation(
+        "float32 weights are loaded as 8-bit weights of scale 1",
+        "models/int8_linformer.py",
+        "self.scale.fill_(torch.nan)",
+        "self.scale.fill_(1)",
+        "tests/test_int8.py",
+        "another_precision",
+    ),
 ]
 
 

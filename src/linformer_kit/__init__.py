@@ -18,6 +18,7 @@ _HOMES = {
     "CausalCache": "models.causal_linformer",
     "LinformerEncoder": "models.encoder_linformer",
     "make_projection": "models.projection_linformer",
+    "quantize": "models.int8_linformer",
     "LinformerConfig": "models.configuration_linformer",
     "LinformerCache": "models.cache_linformer",
     "LinformerModel": "models.modeling_linformer",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .models.causal_linformer import CausalLinformerAttention as CausalLinformerAttention
     from .models.configuration_linformer import LinformerConfig as LinformerConfig
     from .models.encoder_linformer import LinformerEncoder as LinformerEncoder
+    from .models.int8_linformer import quantize as quantize
     from .models.modeling_linformer import LinformerForCausalLM as LinformerForCausalLM
     from .models.modeling_linformer import LinformerForMaskedLM as LinformerForMaskedLM
     from .models.modeling_linformer import LinformerForQuestionAnswering as LinformerForQuestionAnswering

@@ -142,6 +142,14 @@ class FigureKind(StrEnum):
     slots = "slots"
 
 
+class WeightPrecision(StrEnum):
+    """Precision of the weights of an exported model."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+
+
 class Precision(StrEnum):
     """Precision of matrix products in inference."""
 
@@ -318,6 +326,22 @@ def predict(
         predictor = Predictor(opened, options, lambda line: typer.echo(line, err=True), precision.value)
         for answer in predictor(read_inputs(inputs or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="RUN|MODEL", help="As for predict, or a saved model.", autocompletion=complete_run),
+    ],
+    output: Annotated[Path, typer.Option(help="Directory for the exported model.")],
+    precision: Annotated[WeightPrecision, typer.Option(help="Precision of the weights.")] = WeightPrecision.float32,
+) -> None:
+    """Write the model of a run in another precision, with its tokenizer, for transformers, evaluate and predict."""
+    with report_user_errors():
+        from .training.export import export
+
+        typer.echo(export(model, output, precision.value))
 
 
 @app.command(name="import")

@@ -150,3 +150,10 @@ def check_writable(directory: Path, remedy: str) -> None:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise UserError(f"cannot write to {existing} ({error.strerror}); {remedy}") from None
+
+
+def check_new_directory(directory: Path, remedy: str) -> None:
+    """`check_writable`, and raise `UserError` if `directory` contains files."""
+    check_writable(directory, remedy)
+    if directory.is_dir() and any(directory.iterdir()):
+        raise UserError(f"{directory} exists and is not empty; {remedy}, or delete it")

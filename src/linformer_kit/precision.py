@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from .errors import UserError
+from .models.int8_linformer import Int8Linear, quantize
 
 Precision = Literal["float32", "bfloat16", "int8"]
 InferencePrecision = Literal["auto", "float32", "bfloat16", "int8"]
@@ -33,15 +34,18 @@ def in_precision(model: Model, precision: Precision) -> Model:
 
     - "bfloat16": under autocast, which converts the operands of matrix products, attention and convolutions. Weights,
       norms, residuals and the loss stay in float32. The model is changed in place.
-    - "int8": with quantized linear layers (`quantize`).
+    - "int8": with linear layers of 8-bit weights, a copy (`quantize`).
 
     >>> from linformer_kit import LinformerAttention
     >>> layer = in_precision(LinformerAttention(64, 4), "bfloat16")
     >>> layer(torch.randn(2, 100, 64)).dtype
     torch.bfloat16
     """
-    if precision == "int8":
-        raise UserError("int8 is not available yet")  # replaced when the branch int8 is merged
+    if precision == "int8" and not any(isinstance(module, Int8Linear) for module in model.modules()):
+        try:
+            return quantize(model)
+        except ValueError as error:
+            raise UserError(f"precision is int8: {error}") from error
     if precision == "bfloat16":
         device = next(chain(model.parameters(), model.buffers())).device.type
         # around the method of the instance, so that all callers find it, such as `generate`

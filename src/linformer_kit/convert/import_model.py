@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import NEEDS_CODE, UserError, needs_code
-from ..files import atomic_directory, check_writable, read_json, write_text
+from ..files import atomic_directory, check_new_directory, read_json, write_text
 from ..models.attention_linformer import LinformerAttention
 from ..models.encoder_linformer import LinformerEncoder
 from ..models.modeling_linformer import LinformerForMaskedLM, LinformerModel
@@ -83,7 +83,7 @@ def convert(
     except ValueError as error:
         raise UserError(str(error)) from None
     if output is not None:
-        check_output(Path(output))
+        check_new_directory(Path(output), "choose another --output")
     if isinstance(weights, Mapping):
         tensors = state_dict_of(dict(weights), "the state dict")
     elif isinstance(weights, str | Path):
@@ -103,13 +103,6 @@ def convert(
             if words is not None:
                 words.save_pretrained(unfinished)
     return module, found
-
-
-def check_output(output: Path) -> None:
-    """Raise `UserError` if the directory cannot be written or contains files."""
-    check_writable(output, "choose another --output")
-    if output.is_dir() and any(output.iterdir()):
-        raise UserError(f"{output} exists and is not empty; choose another --output, or delete it")
 
 
 def load_tokenizer(folder: str | Path, weights: Weights) -> PreTrainedTokenizerBase:

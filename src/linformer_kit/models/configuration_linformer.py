@@ -27,6 +27,7 @@ DECODER_ATTENTIONS = ("full", "causal")
 # fields whose decoder_… is that of the decoder in an encoder-decoder
 DECODER_SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")
 POOLINGS = ("mean", "first")
+QUANTIZATIONS = ("none", "int8")
 # keys that transformers passes or stores in addition to the fields of a configuration
 HUGGING_FACE_KEYS = {
     *("num_labels", "name_or_path", "model_type", "torch_dtype", "attn_implementation", "experts_implementation"),
@@ -87,6 +88,8 @@ class LinformerConfig(PreTrainedConfig):
     - `local_width`: width of the local convolution in each encoder layer, in tokens; odd, or 0 for none.
     - `hidden_dropout_prob`, `attention_probs_dropout_prob`, `classifier_dropout`: dropout probabilities.
     - `classifier_pooling`: "mean" over the real tokens, or the "first" token.
+    - `quantization`: "int8" for a model of `linformer_kit.quantize`, whose linear layers have 8-bit weights; otherwise
+      "none".
     - `decoder_attention`: in decoders, "causal" (blocks of `block_length` tokens, each projected to `slots` rows when
       it is finished) or "full".
     - `num_decoder_layers`, `decoder_hidden_size`, `decoder_num_attention_heads`, `decoder_intermediate_size`: sizes of
@@ -133,6 +136,8 @@ class LinformerConfig(PreTrainedConfig):
     classifier_pooling: str = "mean"
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+
+    quantization: str = "none"
 
     num_decoder_layers: int | None = None
     decoder_vocab_size: int | None = None
@@ -218,6 +223,9 @@ class LinformerConfig(PreTrainedConfig):
         choice("decoder_attention", self.decoder_attention, DECODER_ATTENTIONS)
         choice("classifier_pooling", self.classifier_pooling, POOLINGS)
         choice("hidden_act", self.hidden_act, ACT2FN)
+        choice("quantization", self.quantization, QUANTIZATIONS)
+        if self.quantization != "none" and (self.is_decoder or self.is_encoder_decoder):
+            raise ValueError(f"quantization={self.quantization!r} is only for encoders; leave it out")
         kind = Projection.kinds[choice("projection", self.projection, Projection.kinds)]
         for length in self.projected_lengths:
             check_window(kind, length, self.window_length, self.global_tokens, self.distance_bias)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention_linformer import LinformerAttention
+from .int8_linformer import Int8Linear
 from .multihead_linformer import is_plain_linear, linear_into, make_shared_projection
 from .options_linformer import (
     CHECKPOINTING_OF_REVERSIBLE,
@@ -35,9 +36,9 @@ def feed_forward(x_BNC: Tensor, inner: nn.Linear, activation: Callable[[Tensor],
     """`activation(X W_1 + b_1) W_2 + b_2`."""
     rows_XC = x_BNC.flatten(0, -2)
     is_whole = not computes_in_chunks(x_BNC) or rows_XC.shape[0] <= ROW_CHUNK
-    if is_whole or not (is_plain_linear(inner) and is_plain_linear(outer)):
+    if is_whole or not all(is_plain_linear(each) or isinstance(each, Int8Linear) for each in (inner, outer)):
         return outer(activation(inner(x_BNC)))
-    output_XC = x_BNC.new_empty(rows_XC.shape[0], outer.out_features, dtype=compute_dtype(outer.weight))
+    output_XC = x_BNC.new_empty(rows_XC.shape[0], outer.out_features, dtype=compute_dtype(x_BNC))
     for first in range(0, rows_XC.shape[0], ROW_CHUNK):
         rows = slice(first, first + ROW_CHUNK)
         linear_into(output_XC[rows], outer, activation(inner(rows_XC[rows])))

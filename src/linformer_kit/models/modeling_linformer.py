@@ -33,6 +33,7 @@ from .cache_linformer import LinformerCache, LinformerCacheLayer
 from .causal_linformer import CausalLinformerAttention
 from .configuration_linformer import LinformerConfig
 from .encoder_linformer import Attended, feed_forward
+from .int8_linformer import Int8Linear, replace_linears
 from .multihead_linformer import make_shared_projection
 from .options_linformer import CHECKPOINTING_OF_REVERSIBLE, positive_integer
 from .projection_linformer import (
@@ -330,11 +331,17 @@ class LinformerPreTrainedModel(PreTrainedModel):
         config.check()
         super().__init__(config)
 
+    def post_init(self) -> None:
+        """As in the base class; a model of `quantize` gets its layers."""
+        if self.config.quantization == "int8":
+            replace_linears(self)
+        super().post_init()
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as BERT does; projections, local convolutions and distance biases initialize themselves."""
+        """Initialize as BERT does; projections, local convolutions and others initialize themselves."""
         super()._init_weights(module)
-        if not isinstance(module, Projection | LocalMixing | DistanceBias):
+        if not isinstance(module, Projection | LocalMixing | DistanceBias | Int8Linear):
             return
         if not all(getattr(t, "_is_hf_initialized", False) for t in (*module.parameters(), *module.buffers())):
             module.reset_parameters()

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from .options_linformer import boolean, positive_integer, probability
 from .projection_linformer import Projection, is_static, make_projection
 
-
 # queries in one call of the fused kernel with gradients in half precision
 HALF_PRECISION_CHUNK = 4096
 

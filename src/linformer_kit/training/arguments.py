@@ -3,16 +3,17 @@
 import importlib.util
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from accelerate import PartialState
 
 from ..errors import UserError
+from ..files import read_json
 from ..formatting import plural
 from ..precision import PRECISIONS, Precision, fastest_precision
 from .config import RunConfig, TrainingConfig
-from .run import RunFolder
+from .run import RunFolder, TrainedModel
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -46,17 +47,21 @@ def device_of(training: TrainingConfig) -> Literal["cpu", "cuda"]:
     return "cuda" if is_on_gpu(training) else "cpu"
 
 
-def inference_precision(requested: str, training: TrainingConfig) -> Precision:
-    """The precision in which a trained model is evaluated: for `auto`, that of its training.
+def inference_precision(requested: str, trained: TrainedModel) -> Precision:
+    """The precision in which a trained model is evaluated: for `auto`, that of its training or of its 8-bit weights.
 
     It is float32 if the model was trained in bfloat16 or float16 and this device does not multiply bfloat16 fast.
     """
+    if requested not in (allowed := ("auto", *PRECISIONS)):
+        raise UserError(f"precision is {requested!r}; allowed: {', '.join(allowed)}")
+    training = trained.config.training
+    if read_json(trained.folder / "config.json").get("quantization") == "int8":
+        if requested not in ("auto", "int8"):
+            raise UserError(f"precision is {requested}, but {trained.folder} has 8-bit weights; allowed: auto, int8")
+        return "int8"
     if requested == "auto":
         return "float32" if training.precision == "float32" else fastest_precision(device_of(training))
-    for precision in PRECISIONS:
-        if requested == precision:
-            return precision
-    raise UserError(f"precision is {requested!r}; allowed: auto, {', '.join(PRECISIONS)}")
+    return cast(Precision, requested)
 
 
 def training_arguments(config: RunConfig, run: RunFolder, steps: int) -> "TrainingArguments":

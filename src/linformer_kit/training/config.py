@@ -208,6 +208,7 @@ DERIVED_FIELDS = {
     "add_cross_attention": "the task",
     "cross_attention_hidden_size": "the task",
     "type_vocab_size": "data.columns.pair",
+    "quantization": "`linformer export`",
 }
 
 

@@ -53,7 +53,7 @@ def evaluate(
     state = PartialState(cpu=not is_on_gpu(config.training))
     if not state.is_main_process:
         console = Console(quiet=True)
-    chosen = inference_precision(precision, config.training)
+    chosen = inference_precision(precision, trained)
     model, tokenizer = load_model(trained, chosen)
     labels = labels_of_model(model) if config.task == "classification" else []
     with tempfile.TemporaryDirectory() as temporary:

@@ -58,7 +58,7 @@ class Predictor:
         quiet_libraries()
         trained = source if isinstance(source, TrainedModel) else open_model(source)
         self.config = trained.config
-        self.model, self.tokenizer = load_model(trained, inference_precision(precision, self.config.training))
+        self.model, self.tokenizer = load_model(trained, inference_precision(precision, trained))
         self.options, self.warn = options or Options(), warn
         self.count = 0
 

@@ -122,7 +122,7 @@ def open_run(folder: Path) -> tuple[RunFolder, RunConfig]:
 
 
 class TrainedModel(NamedTuple):
-    """A model to evaluate: the finished model of a run, or one of its checkpoints."""
+    """A model to evaluate: the finished model of a run, one of its checkpoints, or what `linformer export` wrote."""
 
     run: RunFolder
     config: RunConfig
@@ -137,7 +137,10 @@ class TrainedModel(NamedTuple):
 
 
 def open_model(source: Path | str) -> TrainedModel:
-    """Open a finished run, a checkpoint of any run, or `wandb:ENTITY/PROJECT/ARTIFACT:ALIAS`, which is downloaded."""
+    """Open a finished run, a checkpoint of any run, an exported model, or `wandb:ENTITY/PROJECT/ARTIFACT:ALIAS`.
+
+    W&B artifacts are downloaded.
+    """
     if str(source).startswith(WANDB_PREFIX):
         from .wandb_report import download
 
@@ -149,6 +152,9 @@ def open_model(source: Path | str) -> TrainedModel:
     place = Path(os.path.abspath(path))  # of a relative path in the directory of checkpoints, too
     if place.parent.name == "checkpoints" and (place.parent.parent / CONFIG_NAME).is_file():
         return open_checkpoint(place)
+    if (path / CONFIG_NAME).is_file() and (path / "config.json").is_file():  # of `linformer export`
+        check_format(path)
+        return TrainedModel(RunFolder(path), stored_config(path), path, path)
     if path.is_dir() and not (path / CONFIG_NAME).is_file():
         if found := checkpoints_in(path):
             raise UserError(f"{path} contains checkpoints; pass the run directory, or one of them, such as {found[-1]}")
