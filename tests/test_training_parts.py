@@ -1,6 +1,7 @@
 """Unit tests of training: configuration, tokenizers, batches, metrics, checkpoints, device and precision."""
 
 import dataclasses
+import gc
 import io
 import json
 import math
@@ -1024,7 +1025,12 @@ def raise_(error):
     raise error
 
 
-def test_the_estimate_counts_what_autograd_keeps_and_changes_nothing():
+def count_tensors():
+    gc.collect()
+    return sum(type(each) is torch.Tensor for each in gc.get_objects())
+
+
+def test_the_estimate_counts_what_autograd_keeps_and_leaves_nothing_behind():
     config = LinformerConfig(
         vocab_size=50,
         hidden_size=32,
@@ -1041,8 +1047,9 @@ def test_the_estimate_counts_what_autograd_keeps_and_changes_nothing():
         return {"input_ids": torch.randint(1, 50, (size, 128)), "labels": torch.zeros(size, dtype=torch.long)}
 
     small, large = batch(4), batch(8)
-    state = torch.get_rng_state()
+    state, tensors = torch.get_rng_state(), count_tensors()
     found = [estimate(model, one, small, 1) for one in (small, large)]
+    assert count_tensors() == tensors  # no graph outlives the estimate
     assert torch.equal(torch.get_rng_state(), state)
     weights = 4 * 4 * sum(parameter.numel() for parameter in model.parameters())
     kept = [each.bytes - weights for each in found]

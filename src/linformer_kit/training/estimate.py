@@ -50,7 +50,8 @@ def saved_bytes(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        # detached: an operation that saves its own output would own itself, and its graph would never be freed
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         outputs: Any = model(**batch)
