@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..process_memory import release_free_memory
 from .checkpoint import preserve_rng_state
 
 # weights, gradients and the two moments of AdamW
@@ -37,6 +38,8 @@ def estimate(
             trial.gradient_checkpointing_enable()
         saved = saved_bytes(trial, longest)
         seconds = min(step_seconds(trial, typical) for _ in range(2))
+    del trial
+    release_free_memory()  # what the longest batch needed
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return Estimate(TENSORS_PER_PARAMETER * weights + saved, accumulate * seconds)
 
