@@ -1070,7 +1070,7 @@ def test_the_estimate_counts_what_autograd_keeps_and_leaves_nothing_behind():
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only for glibc")
 @pytest.mark.parametrize(
-    ("share", "is_returned"), [(0.5, False), (2, True)], ids=["below-the-limit", "above-the-limit"]
+    ("share", "is_returned"), [(0.5, False), (1.5, True)], ids=["below-the-limit", "above-the-limit"]
 )
 def test_freed_memory_above_the_limit_is_returned_after_a_step(small_trainer, share, is_returned):
     trainer = small_trainer()

@@ -41,7 +41,7 @@ from .metrics import class_metrics, token_metrics, token_sums
 
 # Bytes of freed memory that a run may hold between two steps: less would take time, because steps of medium length
 # reuse this memory, more would add to the peak of the longest batch
-FREE_MEMORY = 128 * 2**20
+FREE_MEMORY = 256 * 2**20
 
 
 class EvaluationInterrupted(Exception):
