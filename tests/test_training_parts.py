@@ -1,12 +1,15 @@
 """Unit tests of training: configuration, tokenizers, batches, metrics, checkpoints, device and precision."""
 
+import ctypes
 import dataclasses
+import gc
 import io
 import json
 import math
 import os
 import random
 import re
+import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -32,7 +35,7 @@ from linformer_kit import (
 )
 from linformer_kit.errors import UserError
 from linformer_kit.models.window_linformer import DistanceBias
-from linformer_kit.process_memory import is_out_of_memory
+from linformer_kit.process_memory import is_out_of_memory, status_bytes
 from linformer_kit.training import announce, batches, checkpoint, metrics, prepare, training_state
 from linformer_kit.training.arguments import is_on_gpu, resolve_hardware, training_arguments
 from linformer_kit.training.config import (
@@ -53,6 +56,8 @@ from linformer_kit.training.tokenizer import SPECIAL, train_tokenizer
 from linformer_kit.training.tokens import blocks, digest
 from linformer_kit.training.train import announce_hardware_change, best_checkpoint, make_trainer
 from linformer_kit.training.trainer import (
+    FREE_MEMORY,
+    FlowCallback,
     LinformerTrainer,
     best_evaluation,
     evaluation_is_due,
@@ -1024,7 +1029,12 @@ def raise_(error):
     raise error
 
 
-def test_the_estimate_counts_what_autograd_keeps_and_changes_nothing():
+def count_tensors():
+    gc.collect()
+    return sum(type(each) is torch.Tensor for each in gc.get_objects())
+
+
+def test_the_estimate_counts_what_autograd_keeps_and_leaves_nothing_behind():
     config = LinformerConfig(
         vocab_size=50,
         hidden_size=32,
@@ -1041,8 +1051,9 @@ def test_the_estimate_counts_what_autograd_keeps_and_changes_nothing():
         return {"input_ids": torch.randint(1, 50, (size, 128)), "labels": torch.zeros(size, dtype=torch.long)}
 
     small, large = batch(4), batch(8)
-    state = torch.get_rng_state()
+    state, tensors = torch.get_rng_state(), count_tensors()
     found = [estimate(model, one, small, 1) for one in (small, large)]
+    assert count_tensors() == tensors  # no graph outlives the estimate
     assert torch.equal(torch.get_rng_state(), state)
     weights = 4 * 4 * sum(parameter.numel() for parameter in model.parameters())
     kept = [each.bytes - weights for each in found]
@@ -1052,3 +1063,26 @@ def test_the_estimate_counts_what_autograd_keeps_and_changes_nothing():
     assert estimate(model, small, small, 3).seconds > 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# memory between steps
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only for glibc")
+@pytest.mark.parametrize(
+    ("share", "is_returned"), [(0.5, False), (1.5, True)], ids=["below-the-limit", "above-the-limit"]
+)
+def test_freed_memory_above_the_limit_is_returned_after_a_step(small_trainer, share, is_returned):
+    trainer = small_trainer()
+    flow = FlowCallback(trainer.config, evaluate_every=10)
+
+    def end_step():
+        flow.on_step_end(trainer.args, trainer.state, trainer.control)
+        return status_bytes("RssAnon")
+
+    before = end_step()
+    blocks = [np.ones(2**13) for _ in range(int(share * FREE_MEMORY / 2**16))]
+    blocks = blocks[31::32]  # the rest is free, but lies between these
+    held = (end_step() - before) / (share * FREE_MEMORY)
+    assert held < 0.2 if is_returned else held > 0.8
+    assert len(blocks) > 1

@@ -41,6 +41,26 @@ def release_free_memory() -> None:
             trim(0)
 
 
+class FreeMemoryLimit:
+    """Bounds the freed memory that the process holds: call `check` where little memory is in use, as after a step.
+
+    Batches of many lengths leave holes that glibc keeps. Returning them costs time, because their pages have to be
+    mapped again, so nothing is returned until the process has grown by `allowed` bytes. It does nothing outside Linux.
+    """
+
+    def __init__(self, allowed: int):
+        self.allowed = allowed
+        self.start: int | None = None  # resident bytes after the last return
+
+    def check(self) -> None:
+        resident = status_bytes("RssAnon")  # not mapped files, such as the data
+        if resident is None:
+            return
+        if self.start is None or resident > self.start + self.allowed:
+            release_free_memory()
+            self.start = status_bytes("RssAnon")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error is a failed allocation; PyTorch reports those on CPUs as RuntimeError.
 

@@ -182,7 +182,8 @@ async def run_linformer(log: Path, environment: dict[str, str], *arguments: str)
 def peak_mib(name: str, *overrides: str) -> float | None:
     """Peak memory of training on the longest batch, AdamW included.
 
-    The peak of a whole run would say little: batches of many lengths fragment its memory to several times that.
+    The peak of a whole run would say little: it includes libraries, data, and memory that is free
+    between batches of many lengths.
     """
     config = load_config(name, list(overrides))
     prepared = prepare(config, Console(quiet=True))

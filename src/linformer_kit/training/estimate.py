@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..process_memory import release_free_memory
 from .training_state import preserve_rng_state
 
 # weights, gradients and the two moments of AdamW
@@ -37,6 +38,8 @@ def estimate(
             trial.gradient_checkpointing_enable()
         saved = saved_bytes(trial, longest)
         seconds = min(step_seconds(trial, typical) for _ in range(2))
+    del trial
+    release_free_memory()  # what the longest batch needed
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return Estimate(TENSORS_PER_PARAMETER * weights + saved, accumulate * seconds)
 
@@ -50,7 +53,8 @@ def saved_bytes(model: PreTrainedModel, batch: dict[str, Tensor]) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        # detached: an operation that saves its own output would own itself, and its graph would never be freed
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         outputs: Any = model(**batch)

@@ -24,7 +24,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from ..errors import UserError
 from ..models.projection_linformer import Projection
-from ..process_memory import release_free_memory
+from ..process_memory import FreeMemoryLimit
 from .batches import IGNORE_INDEX, Examples, LengthGroupedSampler
 from .checkpoint import (
     PREFIX,
@@ -35,9 +35,9 @@ from .config import RunConfig
 from .metrics import class_metrics, token_metrics, token_sums
 from .training_state import load_optimizer, preserve_rng_state, random_state, save_optimizer, set_random_state
 
-# Steps between returns of freed memory to the system. Batches of different lengths leave holes in memory that glibc
-# keeps; returning them after each step would cost time, because the pages have to be mapped again.
-RELEASE_EVERY = 50
+# Bytes of freed memory that a run may hold between two steps: less would take time, because steps of medium length
+# reuse this memory, more would add to the peak of the longest batch
+FREE_MEMORY = 256 * 2**20
 
 
 class EvaluationInterrupted(Exception):
@@ -253,6 +253,7 @@ class FlowCallback(TrainerCallback):
     def __init__(self, config: RunConfig, evaluate_every: int):
         self.training, self.evaluate_every = config.training, evaluate_every
         self.signal: int | None = None
+        self.free_memory = FreeMemoryLimit(FREE_MEMORY)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -272,8 +273,7 @@ class FlowCallback(TrainerCallback):
             # only what the resumed run does not do: it logs and evaluates at the same steps as an uninterrupted one
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
-        if step % RELEASE_EVERY == 0:
-            release_free_memory()
+        self.free_memory.check()
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
