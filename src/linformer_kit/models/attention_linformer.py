@@ -11,6 +11,7 @@ D head size, C model size.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, overload
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
 from .options_linformer import check_window, checked_options, choice, positive_integer
+from .packing_linformer import Packing
 from .plan_linformer import KeyOrder, Plan, QueryOrder, cheapest, key_costs, length_to_plan, query_costs
 from .projection_linformer import (
     Blocks,
@@ -151,7 +153,7 @@ class LinformerAttention(MultiHeadLayer):
         context: Tensor | None = None,
         *,
         value: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Packing | None = None,
         projection: Projection | None = None,
         need_weights: Literal[False] = False,
         fused: bool = True,
@@ -163,7 +165,7 @@ class LinformerAttention(MultiHeadLayer):
         context: Tensor | None = None,
         *,
         value: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Packing | None = None,
         projection: Projection | None = None,
         need_weights: Literal[True],
         fused: bool = True,
@@ -175,7 +177,7 @@ class LinformerAttention(MultiHeadLayer):
         context: Tensor | None = None,
         *,
         value: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Packing | None = None,
         projection: Projection | None = None,
         need_weights: bool,
         fused: bool = True,
@@ -187,6 +189,7 @@ class LinformerAttention(MultiHeadLayer):
           rows of the keys are made from `context` with E, those of the values from `value` with F.
 
         - `mask` (B, N) is True at the real tokens of the context. The output of an example without real tokens is b_O.
+          A `Packing` in its place says which of the tokens `x` (1, T, embed_dim) belong to which example.
         - `projection` replaces the projection of the layer in this call. It has the same number of rows, or more,
           which are cut to `projected_length` (see `Projection.cut`). With `sharing="layerwise"` it is required.
         - `need_weights` also returns the (B, H, L, K) attention weights. With a window of w they are (B, H, L, 3w +
@@ -200,6 +203,8 @@ class LinformerAttention(MultiHeadLayer):
                 f"context is missing: with embed_dim={self.embed_dim} and context_dim={self.context_dim}, x cannot be "
                 f"its own context; pass a context of width {self.context_dim}, or build the layer without context_dim"
             )
+        if isinstance(mask, Packing):
+            return self._packed(x, mask, projection, fused)
         if context is None and mask is not None:
             # padding may hold anything, and as queries it would reach the gradients of the weights
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
@@ -210,6 +215,42 @@ class LinformerAttention(MultiHeadLayer):
             keys_values = self.project(x if context is None else context, mask, projection, value)
             output, weights = self.attend(x, keys_values, need_weights, fused)
         return (output, weights) if need_weights else output
+
+    def _packed(self, x_1TC: Tensor, packing: Packing, given: Projection | None, fused: bool) -> Tensor:
+        """Each example of a packed batch attends to itself."""
+        if self.window_length:
+            return packing.each(lambda x_1nC: self.near_and_far(x_1nC, None, given, False, fused)[0], x_1TC)
+        projection, examples = self._projection(given), packing.split(x_1TC)
+        contexts, longest = self._contexts(projection, examples), max(packing.lengths)
+        if self._query_order(longest, projection.rows(longest)) == "folded":
+            outputs = [
+                self.attend(x_1nC, context, fused=fused)[0] for x_1nC, context in zip(examples, contexts, strict=True)
+            ]
+            return torch.cat(outputs, dim=1)
+        # W_Q and W_O for all tokens at once, as `_per_head` does it for those of one context
+        heads = []
+        for query_1nF, context in zip(packing.split(self.query(x_1TC)), contexts, strict=True):
+            query_1HnD = query_1nF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            rows = (self._for_every_head(context.keys_BGKD), self._for_every_head(context.values_BGKD), None)
+            heads_1HnD, _ = softmax_attention(query_1HnD, *rows, self._dropout_now(), False, fused)
+            heads.append(heads_1HnD.transpose(1, 2).flatten(2))
+        return self.output(torch.cat(heads, dim=1))
+
+    def _contexts(self, projection: Projection, examples: Sequence[Tensor]) -> list[KeysValues]:
+        """`project` of each example; W_K and W_V for all at once if they have as many rows."""
+        lengths = [x_1nC.shape[1] for x_1nC in examples]
+        rows = {projection.rows_of_features(length) for length in lengths}
+        orders = {self._key_order(projection, length) for length in lengths}
+        projection.check_length(max(lengths))
+        if len(rows) > 1 or orders != {"sequence first"}:
+            return [self._keys_values(projection, x_1nC, None, None) for x_1nC in examples]
+        rows_BMKC = torch.cat([projection(x_1nC).rows_BMKC for x_1nC in examples])
+        key_rows, value_rows = projection.split_rows(rows_BMKC)
+        keys_values = projection.finish(
+            self._project_rows(self.key, key_rows), self._project_rows(self.value, value_rows)
+        )
+        keys, values = (features_BGKD.split(1) for features_BGKD in keys_values)
+        return [KeysValues(*one, None) for one in zip(keys, values, strict=True)]
 
     def project(
         self,
