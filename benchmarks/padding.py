@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 from unittest.mock import patch
 
 import torch
@@ -80,7 +81,7 @@ def train(model: PreTrainedModel, batches: Iterable[Batch]) -> None:
         model(**batch).loss.backward()
 
 
-def main(data: str = "stanfordnlp/imdb") -> None:
+def main(data: Annotated[str, typer.Argument()] = "stanfordnlp/imdb") -> None:
     """Write the table."""
     encoder, long_imdb = LinformerForSequenceClassification(ENCODER), imdb_model(max_position_embeddings=LONGEST)
     mixed, full = served(16, 50, 1), served(16, LONGEST, 1)
@@ -94,7 +95,7 @@ def main(data: str = "stanfordnlp/imdb") -> None:
     }
     found = []
     for (name, step), call in workloads.items():
-        masked = patch.object(Packing, "of", lambda _: None)(call)
+        masked = patch.object(Packing, "of", lambda *_: None)(call)
         timings = time_interleaved({"masked": masked, "packed": call}, budget_seconds=25)
         seconds = {way: timing.median or 0 for way, timing in timings.items()}
         found.append(

@@ -11,7 +11,6 @@ D head size, C model size.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, overload
 
 import torch
@@ -218,39 +217,35 @@ class LinformerAttention(MultiHeadLayer):
 
     def _packed(self, x_1TC: Tensor, packing: Packing, given: Projection | None, fused: bool) -> Tensor:
         """Each example of a packed batch attends to itself."""
+        groups = packing.split(x_1TC)
         if self.window_length:
-            return packing.each(lambda x_1nC: self.near_and_far(x_1nC, None, given, False, fused)[0], x_1TC)
-        projection, examples = self._projection(given), packing.split(x_1TC)
-        contexts, longest = self._contexts(projection, examples), max(packing.lengths)
+            return packing.join(self.near_and_far(x_gnC, None, given, False, fused)[0] for x_gnC in groups)
+        projection, longest = self._projection(given), packing.longest
+        projection.check_length(longest)
+        contexts = self._contexts(projection.up_to(longest), groups)
         if self._query_order(longest, projection.rows(longest)) == "folded":
-            outputs = [
-                self.attend(x_1nC, context, fused=fused)[0] for x_1nC, context in zip(examples, contexts, strict=True)
-            ]
-            return torch.cat(outputs, dim=1)
-        # W_Q and W_O for all tokens at once, as `_per_head` does it for those of one context
-        heads = []
-        for query_1nF, context in zip(packing.split(self.query(x_1TC)), contexts, strict=True):
-            query_1HnD = query_1nF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-            rows = (self._for_every_head(context.keys_BGKD), self._for_every_head(context.values_BGKD), None)
-            heads_1HnD, _ = softmax_attention(query_1HnD, *rows, self._dropout_now(), False, fused)
-            heads.append(heads_1HnD.transpose(1, 2).flatten(2))
-        return self.output(torch.cat(heads, dim=1))
+            pairs = zip(groups, contexts, strict=True)
+            return packing.join(self.attend(x_gnC, context, fused=fused)[0] for x_gnC, context in pairs)
+        # W_Q and W_O for all tokens at once
+        heads, queries = [], packing.split(self.query(x_1TC))
+        for query_gnF, (keys_gGKD, values_gGKD, _) in zip(queries, contexts, strict=True):
+            query_gHnD = query_gnF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            rows = self._for_every_head(keys_gGKD), self._for_every_head(values_gGKD), None
+            heads_gHnD, _ = softmax_attention(query_gHnD, *rows, self._dropout_now(), need_weights=False, fused=fused)
+            heads.append(heads_gHnD.transpose(1, 2).flatten(2))
+        return self.output(packing.join(heads))
 
-    def _contexts(self, projection: Projection, examples: Sequence[Tensor]) -> list[KeysValues]:
-        """`project` of each example; W_K and W_V for all at once if they have as many rows."""
-        lengths = [x_1nC.shape[1] for x_1nC in examples]
+    def _contexts(self, projection: Projection, groups: list[Tensor]) -> list[KeysValues]:
+        """`project` of each group; W_K and W_V for all groups at once if they have as many rows."""
+        sizes, lengths = zip(*(x_gnC.shape[:2] for x_gnC in groups), strict=True)
         rows = {projection.rows_of_features(length) for length in lengths}
-        orders = {self._key_order(projection, length) for length in lengths}
-        projection.check_length(max(lengths))
-        if len(rows) > 1 or orders != {"sequence first"}:
-            return [self._keys_values(projection, x_1nC, None, None) for x_1nC in examples]
-        rows_BMKC = torch.cat([projection(x_1nC).rows_BMKC for x_1nC in examples])
+        if len(rows) > 1 or {self._key_order(projection, length) for length in lengths} != {"sequence first"}:
+            return [self._keys_values(projection, x_gnC, None, None) for x_gnC in groups]
+        rows_BMKC = torch.cat([projection(x_gnC).rows_BMKC for x_gnC in groups])
         key_rows, value_rows = projection.split_rows(rows_BMKC)
-        keys_values = projection.finish(
-            self._project_rows(self.key, key_rows), self._project_rows(self.value, value_rows)
-        )
-        keys, values = (features_BGKD.split(1) for features_BGKD in keys_values)
-        return [KeysValues(*one, None) for one in zip(keys, values, strict=True)]
+        features = self._project_rows(self.key, key_rows), self._project_rows(self.value, value_rows)
+        keys, values = (features_BGKD.split(sizes) for features_BGKD in projection.finish(*features))
+        return [KeysValues(*rows, None) for rows in zip(keys, values, strict=True)]
 
     def project(
         self,

@@ -236,7 +236,7 @@ class LinformerEncoder(nn.Module):
             mask = boolean_mask("mask", mask, x)
             # padding may hold anything, and as queries it would reach the gradients of the weights
             x = x.masked_fill(~mask[..., None], 0)
-        packing = None if need_weights else Packing.of(mask)
+        packing = None if need_weights else Packing.of(mask, self.embed_dim)
         x = x if packing is None else packing.pack(x)
         run = self._run_reversible if self.reversible else self._run
         x, all_weights = run(x, mask if packing is None else packing, need_weights)

@@ -204,7 +204,7 @@ class LocalMixing(nn.Module):
     def forward(self, x_BNC: Tensor, mask_BN: Tensor | Packing | None) -> Tensor:
         """(B, N, C) to (B, N, C); skips padding between real tokens, and pads with zeros at both ends."""
         if isinstance(mask_BN, Packing):
-            return mask_BN.each(partial(self, mask_BN=None), x_BNC)
+            return mask_BN.join(self(x_gnC, None) for x_gnC in mask_BN.split(x_BNC))
         real_BNC, place_BN = x_BNC, None
         if mask_BN is not None:
             real_BNC, _, place_BN = real_tokens_first(x_BNC, mask_BN)
@@ -491,7 +491,11 @@ class LinformerModel(LinformerPreTrainedModel):
 
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         need_states = bool(kwargs.get("output_hidden_states", self.config.output_hidden_states))
-        packing = None if self.config.is_decoder or need_weights or need_states else Packing.of(mask_BN)
+        packing = (
+            None
+            if self.config.is_decoder or need_weights or need_states
+            else Packing.of(mask_BN, self.config.hidden_size)
+        )
         if packing is not None:
             inputs_BN, position_ids = packing.pack(inputs_BN), packing.pack(position_ids)
             token_type_ids = None if token_type_ids is None else packing.pack(token_type_ids)
