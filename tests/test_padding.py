@@ -8,6 +8,7 @@ from oracle import COMBINATIONS, PROJECTIONS, randomize, shared_projection
 from torch.testing import assert_close
 
 from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder
+from linformer_kit.models import packing_linformer
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -92,6 +93,23 @@ def test_a_packed_batch_gives_what_masks_give(mask, combination, projected_lengt
         gradients = (torch.autograd.grad(y[mask].square().sum(), leaves, allow_unused=True) for y in (packed, masked))
         for one, other in zip(*gradients, strict=True):
             assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "width", "is_packed"),
+    [
+        (range(20, 36), 128, False),  # many groups, each of a few short texts
+        (range(20, 36), 512, True),
+        (range(285, 301), 128, True),
+        ([20] * 15 + [50], 128, True),  # two groups
+        ([300] * 16, 512, False),  # no padding
+        ([0, 0], 512, False),
+    ],
+)
+def test_a_batch_is_packed_where_that_is_faster(lengths, width, is_packed, monkeypatch):
+    monkeypatch.setattr(packing_linformer, "GROUP_COST", 400_000)
+    mask = torch.arange(max(1, *lengths)) < torch.tensor(lengths)[:, None]
+    assert (packing_linformer.Packing.of(mask, width) is not None) is is_packed
 
 
 @given(st.sampled_from(COMBINATIONS), st.integers(1, 6), st.integers(0, 9))

@@ -232,14 +232,14 @@ class LinformerEncoder(nn.Module):
         `need_weights` also returns the attention weights, one tensor per layer, as `LinformerAttention` does.
         """
         check_features("x", x, self.embed_dim, next(self.parameters()))
+        packing = None
         if mask is not None:
             mask = boolean_mask("mask", mask, x)
+            packing = None if need_weights else Packing.of(mask, self.embed_dim)
             # padding may hold anything, and as queries it would reach the gradients of the weights
-            x = x.masked_fill(~mask[..., None], 0)
-        packing = None if need_weights else Packing.of(mask, self.embed_dim)
-        x = x if packing is None else packing.pack(x)
+            x = x.masked_fill(~mask[..., None], 0) if packing is None else packing.pack(x)
         run = self._run_reversible if self.reversible else self._run
-        x, all_weights = run(x, mask if packing is None else packing, need_weights)
+        x, all_weights = run(x, packing or mask, need_weights)
         x = x if self.norm is None else self.norm(x)
         x = x if packing is None else packing.unpack(x)
         return (x, all_weights) if need_weights else x

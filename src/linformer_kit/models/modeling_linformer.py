@@ -491,23 +491,15 @@ class LinformerModel(LinformerPreTrainedModel):
 
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         need_states = bool(kwargs.get("output_hidden_states", self.config.output_hidden_states))
-        packing = (
-            None
-            if self.config.is_decoder or need_weights or need_states
-            else Packing.of(mask_BN, self.config.hidden_size)
-        )
+        packing = None
+        if not (self.config.is_decoder or need_weights or need_states):
+            packing = Packing.of(mask_BN, self.config.hidden_size)
         if packing is not None:
             inputs_BN, position_ids = packing.pack(inputs_BN), packing.pack(position_ids)
             token_type_ids = None if token_type_ids is None else packing.pack(token_type_ids)
         words_BNC = inputs_BN if input_ids is None else self.embeddings.word_embeddings(inputs_BN)
         hidden_states = self.embeddings(words_BNC, position_ids, token_type_ids)
-        inputs = (
-            mask_BN if packing is None else packing,
-            self.projection,
-            encoder_hidden_states,
-            source_mask_BN,
-            self.source_projection,
-        )
+        inputs = (packing or mask_BN, self.projection, encoder_hidden_states, source_mask_BN, self.source_projection)
         options = {"past_key_values": past, "need_weights": need_weights}
         if not self.config.reversible:
             for layer in self.layers:

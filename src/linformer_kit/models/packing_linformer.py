@@ -40,7 +40,7 @@ class Packing(NamedTuple):
 
         Also None where the lengths cannot be read, or not without waiting for a device.
         """
-        if mask_BN is None or mask_BN.device.type != "cpu" or not can_read_values(mask_BN):
+        if mask_BN is None or mask_BN.device.type != "cpu" or not can_read_values(mask_BN) or torch.jit.is_tracing():
             return None
         lengths_B, order_B = mask_BN.sum(dim=1).sort(stable=True)
         place_BN = torch.arange(mask_BN.numel()).view_as(mask_BN)
@@ -57,7 +57,7 @@ class Packing(NamedTuple):
 
     def pack(self, x_BN: Tensor) -> Tensor:
         """(B or 1, N, ...) to (1, T, ...)."""
-        return x_BN.expand(*self.shape, *x_BN.shape[2:]).flatten(0, 1).index_select(0, self.place_T)[None]
+        return x_BN.expand(*self.shape, *x_BN.shape[2:]).flatten(0, 1)[self.place_T][None]
 
     def unpack(self, x_1TC: Tensor) -> Tensor:
         """(1, T, C) to (B, N, C), with zeros at padding."""
