@@ -241,8 +241,8 @@ class LinformerAttention(MultiHeadLayer):
         rows = {projection.rows_of_features(length) for length in lengths}
         if len(rows) > 1 or {self._key_order(projection, length) for length in lengths} != {"sequence first"}:
             return [self._keys_values(projection, x_gnC, None, None) for x_gnC in groups]
-        rows_BMKC = torch.cat([projection(x_gnC).rows_BMKC for x_gnC in groups])
-        key_rows, value_rows = projection.split_rows(rows_BMKC)
+        pairs = [projection.split_rows(projection(x_gnC).rows_BMKC) for x_gnC in groups]
+        key_rows, value_rows = (torch.cat(rows_gMKC) for rows_gMKC in zip(*pairs, strict=True))
         features = self._project_rows(self.key, key_rows), self._project_rows(self.value, value_rows)
         keys, values = (features_BGKD.split(sizes) for features_BGKD in projection.finish(*features))
         return [KeysValues(*rows, None) for rows in zip(keys, values, strict=True)]
