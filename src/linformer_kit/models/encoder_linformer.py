@@ -227,7 +227,7 @@ class LinformerEncoder(nn.Module):
         return list(projected_length)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, need_weights: bool = False):
-        """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens.
+        """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens; the output at the others is zero.
 
         `need_weights` also returns the attention weights, one tensor per layer, as `LinformerAttention` does.
         """
@@ -241,7 +241,10 @@ class LinformerEncoder(nn.Module):
         run = self._run_reversible if self.reversible else self._run
         x, all_weights = run(x, packing or mask, need_weights)
         x = x if self.norm is None else self.norm(x)
-        x = x if packing is None else packing.unpack(x)
+        if packing is not None:
+            x = packing.unpack(x)
+        elif mask is not None:
+            x = x.masked_fill(~mask[..., None], 0)  # as if packed
         return (x, all_weights) if need_weights else x
 
     def _run(self, x_BNC: Tensor, mask_BN: Tensor | Packing | None, need_weights: bool) -> tuple[Tensor, list[Any]]:

@@ -515,6 +515,8 @@ class LinformerModel(LinformerPreTrainedModel):
             hidden_states = self.norm(hidden_states)
         if packing is not None:
             hidden_states = packing.unpack(hidden_states)
+        elif mask_BN is not None and not self.config.is_decoder:
+            hidden_states = hidden_states.masked_fill(~mask_BN[..., None], 0)  # as if packed
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, past_key_values=past)
 
     def _reversible_sublayers(self, *inputs: Any) -> list[Sublayer]:
