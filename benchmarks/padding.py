@@ -100,7 +100,7 @@ def main(data: Annotated[str, typer.Argument()] = "stanfordnlp/imdb") -> None:
         seconds = {way: timing.median or 0 for way, timing in timings.items()}
         found.append(
             {"workload": name, "step": step}
-            | {f"milliseconds_{way}": f"{1e3 * median:.4g}" for way, median in seconds.items()}
+            | {f"milliseconds_{way}": round(1e3 * median) for way, median in seconds.items()}
             | {"speedup": f"{seconds['masked'] / seconds['packed']:.2f}"}
         )
         print(*found[-1].values(), sep=", ", flush=True)
