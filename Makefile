@@ -54,6 +54,7 @@ bench: setup ## measure speed and memory; CSVs in results/ (several hours; resum
 	for sweep in $(SWEEPS); do $(BIN)/linformer compare benchmarks/$$sweep.yaml $(if $(FRESH),--fresh) || exit; done
 	$(BIN)/linformer compare --preset paper-table-3 --output results/paper_table_3.csv $(if $(FRESH),--fresh)
 	$(BIN)/python benchmarks/profile_layers.py
+	$(BIN)/python benchmarks/padding.py $(if $(DATA),$(DATA)/imdb)
 
 results: setup ## train the models of docs/results.md (hours; resumes); DATA=DIRECTORY for local data
 	$(BIN)/linformer study benchmarks/learning.yaml --output results/learning $(if $(DATA),--data $(DATA))

@@ -86,6 +86,14 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def pack_short_texts(monkeypatch):
+    """Padded batches are packed however short their texts; by default, only where it is faster."""
+    from linformer_kit.models import packing_linformer
+
+    monkeypatch.setattr(packing_linformer, "GROUP_COST", 0)
+
+
 @pytest.fixture
 def float64():
     """Make float64 the default dtype."""

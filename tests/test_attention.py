@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from linformer_kit import LinformerAttention, make_projection, reference
 from linformer_kit.models import attention_linformer
+from linformer_kit.models.multihead_linformer import softmax_attention
 from linformer_kit.models.plain_linformer import plain_attention
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -425,6 +426,16 @@ def test_memory_between_input_and_output_does_not_grow_with_the_length(projected
     ):  # the output again
         layer.attend(x, context)
     assert seen.largest <= attention_linformer.QUERY_CHUNK * 4 * max(projected_length, 4)
+
+
+def test_dropout_drops_the_weights_that_pytorch_drops():
+    inputs = [torch.randn(2, 3, length, 5, requires_grad=True) for length in (7, 4, 4)]
+    torch.manual_seed(1)
+    ours, _ = softmax_attention(*inputs, mask=None, dropout=0.4, need_weights=False)
+    torch.manual_seed(1)
+    theirs = F.scaled_dot_product_attention(*inputs, dropout_p=0.4)
+    for one, other in zip(*((y, *torch.autograd.grad(y.square().sum(), inputs)) for y in (ours, theirs)), strict=True):
+        assert_close(one, other)
 
 
 @pytest.mark.parametrize("queries", ["per head", "folded"])

@@ -128,6 +128,35 @@ def test_a_padded_batch_gives_each_text_what_it_gets_alone(model_class, variant)
             assert_close(together[row, place] if is_per_token(model) else together[row], alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("embedded", [False, True], ids=["ids", "inputs_embeds"])
+@every_variant
+def test_a_packed_batch_gives_what_masks_give(variant, embedded):
+    model, texts, mask, shapes = build(LinformerModel, **VARIANTS[variant]), ids(4), torch.rand(4, LENGTH) > 0.5, []
+    mask[1] = mask[0].flip(0)  # as many tokens
+    inputs = {"input_ids": texts, "attention_mask": mask}
+    if model.config.type_vocab_size:
+        inputs["token_type_ids"] = torch.randint(2, texts.shape)
+    leaves = list(model.parameters())
+    if embedded:
+        inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids")).detach().requires_grad_()
+        leaves.append(inputs["inputs_embeds"])
+    model.layers[0].attention_residual.norm.register_forward_hook(lambda *hooked: shapes.append(hooked[1][0].shape))
+
+    def answers_and_gradients(**options):
+        with torch.no_grad():
+            fast = model(**inputs, **options).last_hidden_state
+        answer = model(**inputs, **options).last_hidden_state
+        weight = torch.linspace(-1, 1, answer.numel()).view_as(answer)
+        return fast, answer, *torch.autograd.grad((answer * weight).sum(), leaves, allow_unused=True)
+
+    packed, masked = answers_and_gradients(), answers_and_gradients(output_hidden_states=True)
+    for one, other in zip(packed, masked, strict=True):
+        assert_close(one, other)
+    assert shapes[0] == shapes[1] == (1, mask.sum(), 16)
+    assert shapes[-1] == (*mask.shape, 16)
+
+
 @every_combination
 def test_eager_and_fused_attention_agree(model_class, variant, monkeypatch):
     model, input_ids = build(model_class, **VARIANTS[variant]), ids()
@@ -224,12 +253,12 @@ def test_gradient_checkpointing_changes_nothing(model_class, variant):
         with pytest.raises(ValueError, match="reversible layers keep no activations that it could save; drop one"):
             model.gradient_checkpointing_enable()
         return
-    results = []
+    results, mask = [], torch.arange(LENGTH) < torch.tensor([[LENGTH], [11]])
     for checkpointing in (False, True):
         (model.gradient_checkpointing_enable if checkpointing else model.gradient_checkpointing_disable)()
         assert model.is_gradient_checkpointing is checkpointing
         torch.manual_seed(1)
-        loss = loss_of(model, input_ids)
+        loss = loss_of(model, input_ids, attention_mask=mask)
         results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
     for plain, checkpointed in zip(*results, strict=True):
         assert_close(checkpointed, plain)

@@ -8,6 +8,7 @@ from oracle import COMBINATIONS, PROJECTIONS, randomize, shared_projection
 from torch.testing import assert_close
 
 from linformer_kit import CausalLinformerAttention, LinformerAttention, LinformerEncoder
+from linformer_kit.models import packing_linformer
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -45,7 +46,7 @@ def layer_and_stack(projection, sharing, projected_length, rescale, **window):
     attention = LinformerAttention(**options)
     shared = shared_projection(attention)
     randomize(attention, *([] if shared is None else [shared]))
-    return [lambda x, mask=None: attention(x, mask=mask, projection=shared), lambda x, mask=None: encoder(x, mask)]
+    return [lambda x, mask=None: attention(x, mask=mask, projection=shared), encoder]
 
 
 def causal_layer(projection, sharing, slots):
@@ -81,6 +82,36 @@ def test_a_padded_batch_equals_each_example_alone(mask, combination, projected_l
                 assert_close(padded[example][mask[example]], layer(x[example : example + 1, mask[example]])[0])
 
 
+@given(masks, st.sampled_from(COMBINATIONS), st.integers(1, 20), st.booleans())
+def test_a_packed_batch_gives_what_masks_give(mask, combination, projected_length, rescale):
+    mask = torch.tensor(mask)
+    x = torch.randn(*mask.shape, 8, requires_grad=True)
+    for encoder in layers(*combination, projected_length, rescale)[1::2]:
+        packed, (masked, _) = encoder(x, mask), encoder(x, mask, need_weights=True)
+        assert_close(packed, masked)
+        leaves = [x, *encoder.parameters()]
+        gradients = (torch.autograd.grad(y.square().sum(), leaves, allow_unused=True) for y in (packed, masked))
+        for one, other in zip(*gradients, strict=True):
+            assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "width", "is_packed"),
+    [
+        (range(20, 36), 128, False),  # many groups, each of a few short texts
+        (range(20, 36), 512, True),
+        (range(285, 301), 128, True),
+        ([20] * 15 + [50], 128, True),  # two groups
+        ([300] * 16, 512, False),  # no padding
+        ([0, 0], 512, False),
+    ],
+)
+def test_a_batch_is_packed_where_that_is_faster(lengths, width, is_packed, monkeypatch):
+    monkeypatch.setattr(packing_linformer, "GROUP_COST", 400_000)
+    mask = torch.arange(max(1, *lengths)) < torch.tensor(lengths)[:, None]
+    assert (packing_linformer.Packing.of(mask, width) is not None) is is_packed
+
+
 @given(st.sampled_from(COMBINATIONS), st.integers(1, 6), st.integers(0, 9))
 def test_further_padding_changes_nothing(combination, projected_length, more):
     x, mask = torch.randn(2, 7, 8), torch.arange(7) < torch.tensor([[7], [3]])
@@ -103,9 +134,10 @@ def test_rows_without_a_real_token_are_finite_and_so_are_all_gradients(projectio
         assert output.isfinite().all()
         output.square().sum().backward()
         assert x.grad.isfinite().all()
-        for cell in layer.__closure__:
-            if isinstance(cell.cell_contents, torch.nn.Module):
-                for name, parameter in cell.cell_contents.named_parameters():
+        cells = [] if isinstance(layer, torch.nn.Module) else layer.__closure__
+        for module in [layer, *(cell.cell_contents for cell in cells)]:
+            if isinstance(module, torch.nn.Module):
+                for name, parameter in module.named_parameters():
                     assert parameter.grad.isfinite().all(), name
 
 

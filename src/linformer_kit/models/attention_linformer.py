@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from .multihead_linformer import MultiHeadLayer, is_plain_linear, linear_into, softmax_attention
 from .options_linformer import check_window, checked_options, choice, positive_integer
+from .packing_linformer import Packing
 from .plan_linformer import KeyOrder, Plan, QueryOrder, cheapest, key_costs, length_to_plan, query_costs
 from .projection_linformer import (
     Blocks,
@@ -153,7 +154,7 @@ class LinformerAttention(MultiHeadLayer):
         context: Tensor | None = None,
         *,
         value: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Packing | None = None,
         projection: Projection | None = None,
         need_weights: Literal[False] = False,
         fused: bool = True,
@@ -165,7 +166,7 @@ class LinformerAttention(MultiHeadLayer):
         context: Tensor | None = None,
         *,
         value: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Packing | None = None,
         projection: Projection | None = None,
         need_weights: Literal[True],
         fused: bool = True,
@@ -177,7 +178,7 @@ class LinformerAttention(MultiHeadLayer):
         context: Tensor | None = None,
         *,
         value: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | Packing | None = None,
         projection: Projection | None = None,
         need_weights: bool,
         fused: bool = True,
@@ -189,6 +190,7 @@ class LinformerAttention(MultiHeadLayer):
           rows of the keys are made from `context` with E, those of the values from `value` with F.
 
         - `mask` (B, N) is True at the real tokens of the context. The output of an example without real tokens is b_O.
+          A `Packing` in its place says which of the tokens `x` (1, T, embed_dim) belong to which example.
         - `projection` replaces the projection of the layer in this call. It has the same number of rows, or more,
           which are cut to `projected_length` (see `Projection.cut`). With `sharing="layerwise"` it is required.
         - `need_weights` also returns the (B, H, L, K) attention weights. With a window of w they are (B, H, L, 3w +
@@ -202,6 +204,8 @@ class LinformerAttention(MultiHeadLayer):
                 f"context is missing: with embed_dim={self.embed_dim} and context_dim={self.context_dim}, x cannot be "
                 f"its own context; pass a context of width {self.context_dim}, or build the layer without context_dim"
             )
+        if isinstance(mask, Packing):
+            return self._packed(x, mask, projection, fused)
         if context is None and mask is not None:
             # padding may hold anything, and as queries it would reach the gradients of the weights
             x = x.masked_fill(~boolean_mask("mask", mask, x)[..., None], 0)
@@ -212,6 +216,38 @@ class LinformerAttention(MultiHeadLayer):
             keys_values = self.project(x if context is None else context, mask, projection, value)
             output, weights = self.attend(x, keys_values, need_weights, fused)
         return (output, weights) if need_weights else output
+
+    def _packed(self, x_1TC: Tensor, packing: Packing, given: Projection | None, fused: bool) -> Tensor:
+        """Each example of a packed batch attends to itself."""
+        groups = packing.split(x_1TC)
+        if self.window_length:
+            return packing.join(self.near_and_far(x_gnC, None, given, False, fused)[0] for x_gnC in groups)
+        projection, longest = self._projection(given), packing.longest
+        projection.check_length(longest)
+        contexts = self._contexts(projection.up_to(longest), groups)
+        if self._query_order(longest, projection.rows(longest)) == "folded":
+            pairs = zip(groups, contexts, strict=True)
+            return packing.join(self.attend(x_gnC, context, fused=fused)[0] for x_gnC, context in pairs)
+        # W_Q and W_O for all tokens at once
+        heads, queries = [], packing.split(self.query(x_1TC))
+        for query_gnF, (keys_gGKD, values_gGKD, _) in zip(queries, contexts, strict=True):
+            query_gHnD = query_gnF.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            rows = self._for_every_head(keys_gGKD), self._for_every_head(values_gGKD), None
+            heads_gHnD, _ = softmax_attention(query_gHnD, *rows, self._dropout_now(), need_weights=False, fused=fused)
+            heads.append(heads_gHnD.transpose(1, 2).flatten(2))
+        return self.output(packing.join(heads))
+
+    def _contexts(self, projection: Projection, groups: list[Tensor]) -> list[KeysValues]:
+        """`project` of each group; W_K and W_V for all groups at once if they have as many rows."""
+        sizes, lengths = zip(*(x_gnC.shape[:2] for x_gnC in groups), strict=True)
+        rows = {projection.rows_of_features(length) for length in lengths}
+        if len(rows) > 1 or {self._key_order(projection, length) for length in lengths} != {"sequence first"}:
+            return [self._keys_values(projection, x_gnC, None, None) for x_gnC in groups]
+        pairs = [projection.split_rows(projection(x_gnC).rows_BMKC) for x_gnC in groups]
+        key_rows, value_rows = (torch.cat(rows_gMKC) for rows_gMKC in zip(*pairs, strict=True))
+        features = self._project_rows(self.key, key_rows), self._project_rows(self.value, value_rows)
+        keys, values = (features_BGKD.split(sizes) for features_BGKD in projection.finish(*features))
+        return [KeysValues(*rows, None) for rows in zip(keys, values, strict=True)]
 
     def project(
         self,

@@ -21,6 +21,7 @@ from .options_linformer import (
     positive_integer,
     probability,
 )
+from .packing_linformer import Packing
 from .projection_linformer import Projection
 from .reversible_linformer import Sublayer, can_recompute, reversible
 from .validation_linformer import boolean_mask, check_features, compute_dtype, computes_in_chunks
@@ -84,7 +85,7 @@ class LinformerEncoderLayer(nn.Module):
     def forward(
         self,
         x_BNC: Tensor,
-        mask_BN: Tensor | None = None,
+        mask_BN: Tensor | Packing | None = None,
         projection: Projection | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -96,7 +97,7 @@ class LinformerEncoderLayer(nn.Module):
         return x_BNC, all_weights[0]
 
     def sublayers(
-        self, mask_BN: Tensor | None, projection: Projection | None, need_weights: bool
+        self, mask_BN: Tensor | Packing | None, projection: Projection | None, need_weights: bool
     ) -> list[tuple[nn.LayerNorm, Callable[[Tensor], Attended]]]:
         """The functions of this layer, from first to last, and their layer norms."""
 
@@ -227,21 +228,27 @@ class LinformerEncoder(nn.Module):
         return list(projected_length)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, need_weights: bool = False):
-        """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens.
+        """(B, N, C) to (B, N, C). `mask` (B, N) is True at real tokens; the output at the others is zero.
 
         `need_weights` also returns the attention weights, one tensor per layer, as `LinformerAttention` does.
         """
         check_features("x", x, self.embed_dim, next(self.parameters()))
+        packing = None
         if mask is not None:
             mask = boolean_mask("mask", mask, x)
+            packing = None if need_weights else Packing.of(mask, self.embed_dim)
             # padding may hold anything, and as queries it would reach the gradients of the weights
-            x = x.masked_fill(~mask[..., None], 0)
+            x = x.masked_fill(~mask[..., None], 0) if packing is None else packing.pack(x)
         run = self._run_reversible if self.reversible else self._run
-        x, all_weights = run(x, mask, need_weights)
+        x, all_weights = run(x, packing or mask, need_weights)
         x = x if self.norm is None else self.norm(x)
+        if packing is not None:
+            x = packing.unpack(x)
+        elif mask is not None:
+            x = x.masked_fill(~mask[..., None], 0)  # as if packed
         return (x, all_weights) if need_weights else x
 
-    def _run(self, x_BNC: Tensor, mask_BN: Tensor | None, need_weights: bool) -> tuple[Tensor, list[Any]]:
+    def _run(self, x_BNC: Tensor, mask_BN: Tensor | Packing | None, need_weights: bool) -> tuple[Tensor, list[Any]]:
         all_weights = []
         for layer in self.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():
@@ -251,7 +258,9 @@ class LinformerEncoder(nn.Module):
             all_weights.append(weights)
         return x_BNC, all_weights
 
-    def _run_reversible(self, x_BNC: Tensor, mask_BN: Tensor | None, need_weights: bool) -> tuple[Tensor, list[Any]]:
+    def _run_reversible(
+        self, x_BNC: Tensor, mask_BN: Tensor | Packing | None, need_weights: bool
+    ) -> tuple[Tensor, list[Any]]:
         """The equations of `reversible_linformer.py`."""
         parts = [
             (layer, norm, function)

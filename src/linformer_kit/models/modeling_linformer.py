@@ -36,6 +36,7 @@ from .encoder_linformer import Attended, feed_forward
 from .int8_linformer import Int8Linear, replace_linears
 from .multihead_linformer import make_shared_projection
 from .options_linformer import CHECKPOINTING_OF_REVERSIBLE, positive_integer
+from .packing_linformer import Packing
 from .projection_linformer import (
     Projection,
     at_least_float32,
@@ -201,8 +202,10 @@ class LocalMixing(nn.Module):
             self.weight.normal_(std=self.weight.shape[-1] ** -0.5)
             self.bias.zero_()
 
-    def forward(self, x_BNC: Tensor, mask_BN: Tensor | None) -> Tensor:
+    def forward(self, x_BNC: Tensor, mask_BN: Tensor | Packing | None) -> Tensor:
         """(B, N, C) to (B, N, C); skips padding between real tokens, and pads with zeros at both ends."""
+        if isinstance(mask_BN, Packing):
+            return mask_BN.join(self(x_gnC, None) for x_gnC in mask_BN.split(x_BNC))
         real_BNC, place_BN = x_BNC, None
         if mask_BN is not None:
             real_BNC, _, place_BN = real_tokens_first(x_BNC, mask_BN)
@@ -248,7 +251,7 @@ class LinformerLayer(GradientCheckpointingLayer):
 
     def sublayers(
         self,
-        mask_BN: Tensor | None,
+        mask_BN: Tensor | Packing | None,
         projection: Projection | None,
         source_BNC: Tensor | None = None,
         source_mask_BN: Tensor | None = None,
@@ -460,8 +463,8 @@ class LinformerModel(LinformerPreTrainedModel):
         `attention_mask` (B, N) is 1 at real tokens; padding may be anywhere. With `past_key_values`, pass only the
         new tokens, and the mask of all tokens so far.
         """
-        words_BNC = self._words(input_ids, inputs_embeds)
-        batch, length = words_BNC.shape[:2]
+        inputs_BN = self._inputs(input_ids, inputs_embeds)
+        (batch, length), device = inputs_BN.shape[:2], inputs_BN.device
         past = self._past(past_key_values, use_cache)
         seen = 0 if past is None else past.get_seq_length()
         is_counted = is_static(seen)  # not in exported graphs, where it is a tensor
@@ -471,19 +474,19 @@ class LinformerModel(LinformerPreTrainedModel):
             # a prompt that is processed in pieces may start with a piece of padding
             columns = seen + length if is_counted else attention_mask.shape[1]
             shape, is_piece = (batch, columns), past_key_values is not None
-            mask_BN = padding_mask("attention_mask", attention_mask, shape, words_BNC.device, allow_empty=is_piece)
+            mask_BN = padding_mask("attention_mask", attention_mask, shape, device, allow_empty=is_piece)
         if position_ids is None:
-            position_ids = self._positions(mask_BN, seen, length, words_BNC.device)
+            position_ids = self._positions(mask_BN, seen, length, device)
         else:
             self._check_positions(position_ids, batch, length, attention_mask)
         if token_type_ids is not None:
             check_indices("token_type_ids", token_type_ids, max(1, self.config.type_vocab_size), batch, length)
         if mask_BN is not None and not (is_counted and seen == 0):
             new_BN = mask_BN[:, mask_BN.shape[1] - length :]
-            mask_BN = padding_mask("attention_mask", new_BN, (batch, length), words_BNC.device, allow_empty=True)
+            mask_BN = padding_mask("attention_mask", new_BN, (batch, length), device, allow_empty=True)
         source_mask_BN = None
         if encoder_attention_mask is not None and encoder_hidden_states is not None:
-            sizes, device = encoder_hidden_states.shape[:2], words_BNC.device
+            sizes = encoder_hidden_states.shape[:2]
             source_mask_BN = padding_mask("encoder_attention_mask", encoder_attention_mask, sizes, device)
         has_source = encoder_hidden_states is not None or (past is not None and past.has_source)
         if has_source is not self.config.add_cross_attention:
@@ -493,28 +496,35 @@ class LinformerModel(LinformerPreTrainedModel):
                 "both, other models neither"
             )
 
-        hidden_states = self.embeddings(words_BNC, position_ids, token_type_ids)
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        inputs = (mask_BN, self.projection, encoder_hidden_states, source_mask_BN, self.source_projection)
+        need_states = bool(kwargs.get("output_hidden_states", self.config.output_hidden_states))
+        packing = None
+        if not (self.config.is_decoder or need_weights or need_states):
+            packing = Packing.of(mask_BN, self.config.hidden_size)
+        if packing is not None:
+            inputs_BN, position_ids = packing.pack(inputs_BN), packing.pack(position_ids)
+            token_type_ids = None if token_type_ids is None else packing.pack(token_type_ids)
+        words_BNC = inputs_BN if input_ids is None else self.embeddings.word_embeddings(inputs_BN)
+        hidden_states = self.embeddings(words_BNC, position_ids, token_type_ids)
+        inputs = (packing or mask_BN, self.projection, encoder_hidden_states, source_mask_BN, self.source_projection)
         options = {"past_key_values": past, "need_weights": need_weights}
         if not self.config.reversible:
             for layer in self.layers:
                 hidden_states, *_ = layer(hidden_states, *inputs, **options)
-        elif (
-            can_recompute()
-            and past is None
-            and not need_weights
-            and not kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        ):
+        elif can_recompute() and past is None and not need_weights and not need_states:
             hidden_states = reversible(hidden_states, self._reversible_sublayers(*inputs))
         else:
             streams = hidden_states, hidden_states
             hidden_states = hidden_states + hidden_states
             for layer in self.layers:
                 hidden_states, _, _, streams = layer(hidden_states, streams, *inputs, **options)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states if self.norm is None else self.norm(hidden_states), past_key_values=past
-        )
+        if self.norm is not None:
+            hidden_states = self.norm(hidden_states)
+        if packing is not None:
+            hidden_states = packing.unpack(hidden_states)
+        elif mask_BN is not None and not self.config.is_decoder:
+            hidden_states = hidden_states.masked_fill(~mask_BN[..., None], 0)  # as if packed
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, past_key_values=past)
 
     def _reversible_sublayers(self, *inputs: Any) -> list[Sublayer]:
         """The sublayers of all layers, whose arguments are `inputs`."""
@@ -530,7 +540,8 @@ class LinformerModel(LinformerPreTrainedModel):
             for residual, function in cast(LinformerLayer, layer).sublayers(*inputs)
         ]
 
-    def _words(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    def _inputs(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The ids (B, N), or the embedded words (B, N, W)."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(
                 f"{'neither' if input_ids is None else 'both'} of input_ids and inputs_embeds given; pass exactly one "
@@ -540,7 +551,8 @@ class LinformerModel(LinformerPreTrainedModel):
             check_embedded("inputs_embeds", inputs_embeds, self.config.embedding_width)
             return inputs_embeds
         check_ids("input_ids", input_ids, self.embeddings.word_embeddings.weight.shape[0])
-        return self.embeddings.word_embeddings(input_ids)
+        assert input_ids is not None
+        return input_ids
 
     def _past(self, past_key_values: LinformerCache | None, use_cache: bool | None) -> LinformerCache | None:
         if past_key_values is not None and not self.config.is_decoder:

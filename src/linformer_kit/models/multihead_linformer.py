@@ -32,6 +32,11 @@ def softmax_attention(
     `mask` is True at the keys that count, or is added to the scores. `fused` uses PyTorch's fused kernel, which never
     stores the L × K weights.
     """
+    is_full = query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
+    if fused and dropout and mask is None and not need_weights and is_full:
+        # no fused kernel of the CPU has dropout, and PyTorch's separate steps also look for empty softmaxes
+        weights = (query * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)).softmax(dim=-1)
+        return F.dropout(weights, dropout) @ values, None
     if fused and not need_weights:
         return fused_attention(query, keys, values, mask, dropout), None
     weights = softmax_weights(query, keys, mask)

@@ -221,6 +221,10 @@ class Projection(ProjectionFacts, nn.Module):
         """A weight of this projection, converted for `resized`."""
         return weight.detach().clone()
 
+    def up_to(self, length: int) -> "Projection":
+        """This projection for several calls with at most `length` tokens: the gradient of each is then as short."""
+        return self
+
     def cut(self, projected_length: int) -> "Projection":
         """This projection with `projected_length` rows, to be used in one call. Gradients reach the whole weights.
 
@@ -371,6 +375,12 @@ class LinearProjection(DenseProjection, kind="linear"):
 
     def resized_weight(self, weight: Tensor, max_length: int) -> Tensor:
         return repeated_rows(weight, max_length)
+
+    def up_to(self, length: int) -> Projection:
+        if self.rescale:  # compares with the whole columns
+            return self
+        tensors = dict((*self.named_parameters(), *self.named_buffers()))
+        return self._view(tensors | {"weight": self.weight[:length]})
 
     def cut_weight(self, weight: Tensor, projected_length: int) -> Tensor:
         """Averages neighboring columns: at first, each row is the mean of a segment, and no token is left out."""
