@@ -247,6 +247,9 @@ PRECISION = Annotated[
         help="Precision of matrix products; auto: that of the training, but float32 where bfloat16 is not fast."
     ),
 ]
+COMPILE = Annotated[
+    bool, typer.Option("--compile", help="Compile the model first, which takes a minute; for many inputs.")
+]
 
 
 @app.command()
@@ -284,6 +287,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Another file or directory in the same format.")] = None,
     beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
     precision: PRECISION = Precision.auto,
+    compile_: COMPILE = False,
 ) -> None:
     """Evaluate a run or a checkpoint on its test split or on another file; writes evaluation.json."""
     with report_user_errors():
@@ -292,7 +296,7 @@ def evaluate(
         with imports():
             from .training.evaluate import evaluate, table_of
 
-        metrics = evaluate(run, split, data, beams, precision.value)
+        metrics = evaluate(run, split, data, beams, precision.value, compile_)
         if os.environ.get("RANK", "0") == "0":  # one process prints
             Console().print(table_of(metrics))
 
@@ -313,6 +317,7 @@ def predict(
     beams: Annotated[int, typer.Option(min=1, help="Number of beams for translation.")] = 1,
     seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
     precision: PRECISION = Precision.auto,
+    compile_: COMPILE = False,
 ) -> None:
     """Classify, fill masks, continue or translate texts."""
     with report_user_errors():
@@ -323,7 +328,7 @@ def predict(
             from .training.predict import Options, Predictor, as_text, read_inputs
 
         options = Options(top, tokens, temperature, beams, seed)
-        predictor = Predictor(opened, options, lambda line: typer.echo(line, err=True), precision.value)
+        predictor = Predictor(opened, options, lambda line: typer.echo(line, err=True), precision.value, compile_)
         for answer in predictor(read_inputs(inputs or [], per.value if per else None, predictor.config)):
             typer.echo(json.dumps(answer, ensure_ascii=False) if json_lines else as_text(answer))
 

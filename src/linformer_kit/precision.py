@@ -1,5 +1,7 @@
-"""Precision of matrix products in inference, and which one is fast on a device."""
+"""How a model is executed: the precision of its matrix products, and compilation."""
 
+import os
+import shutil
 from itertools import chain
 from typing import Literal, TypeVar, get_args
 
@@ -27,6 +29,14 @@ def has_fast_bfloat16(device: str | torch.device) -> bool:
 def fastest_precision(device: str | torch.device) -> Literal["float32", "bfloat16"]:
     """The precision that `auto` stands for: bfloat16 where it is fast, float32 elsewhere."""
     return "bfloat16" if has_fast_bfloat16(device) else "float32"
+
+
+def compiled(model: Model) -> Model:
+    """The same model, which `torch.compile` compiles at its first call, for all batch sizes and lengths."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
+        raise UserError("compiling needs a C++ compiler such as g++, and none is found; install one, or do not compile")
+    model.compile(dynamic=True)
+    return model
 
 
 def in_precision(model: Model, precision: Precision) -> Model:

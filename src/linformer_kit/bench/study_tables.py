@@ -160,7 +160,8 @@ class Study:
     def job(self, name: str, variant: str, seed: int = 0) -> Job:
         """A run of a table, preceded by the run that it starts from."""
         table, start = self.tables[name], None
-        settings = {**table.settings, **table.variants[variant].settings}
+        # not `auto`: results must not depend on the machine
+        settings = {"training.precision": "float32", **table.settings, **table.variants[variant].settings}
         overrides = [f"{key}={each if isinstance(each, str) else json.dumps(each)}" for key, each in settings.items()]
         if table.start_from is not None:
             start = self.job(table.start_from, table.start_variant or variant, seed)
@@ -232,6 +233,10 @@ def fingerprint_of(config: RunConfig, table: StudyTable, start: Job | None) -> s
     names = [name for name in LinformerConfig.__annotations__ if name not in DERIVED_FIELDS and name not in added]
     tree = {**config_to_dict(config), "model": {name: model[name] for name in names}}
     settings = {key: value for key, value in flatten_keys(tree) if key not in CHANGEABLE_KEYS | {"seed"}}
+    if not settings["training.compile"]:
+        del settings["training.compile"]
+    if settings["training.precision"] == "float32":
+        settings["training.precision"] = "auto"  # which meant float32 on every CPU when results were published
     for key in SOURCE_KEYS:
         if table.data or settings[key] is None:  # with `data`, a local copy may replace the dataset
             del settings[key]

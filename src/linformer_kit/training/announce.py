@@ -57,7 +57,8 @@ def announcement(trainer: LinformerTrainer, prepared: Prepared, config: RunConfi
     table.add_row("memory", memory)
     table.add_row("time", duration)
     processes = plural(trainer.accelerator.num_processes, "process")
-    table.add_row("device", f"{trainer.args.device}, {processes}, {precision_of(trainer)}")
+    compiled = ", compiled" if config.training.compile else ""
+    table.add_row("device", f"{trainer.args.device}, {processes}, {precision_of(trainer)}{compiled}")
     return table
 
 

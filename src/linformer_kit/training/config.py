@@ -146,6 +146,9 @@ class TrainingConfig:
         "of matrix products; `auto`: bfloat16 on devices that multiply it fast (GPUs, CPUs with AVX512-BF16 or AMX), "
         "float32 on others; stored with the run and kept when it is resumed",
     ] = "auto"
+    compile: Annotated[
+        bool, "compile the model with `torch.compile`: faster steps after one or two minutes; needs a C++ compiler"
+    ] = False
     device: Annotated[Literal["auto", "cpu", "cuda"], "`auto`: a GPU if there is one; stored with the run"] = "auto"
     gradient_checkpointing: Annotated[bool, "recompute layers in the backward pass: less memory, more time"] = False
     evaluation_batch_size: Annotated[

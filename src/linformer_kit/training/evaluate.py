@@ -38,6 +38,7 @@ def evaluate(
     data: str | None = None,
     beams: int = 1,
     precision: str = "auto",
+    compile: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Compute the metrics on a split, or on the file or directory `data`, and write them to `evaluation.json`.
@@ -54,7 +55,7 @@ def evaluate(
     if not state.is_main_process:
         console = Console(quiet=True)
     chosen = inference_precision(precision, trained)
-    model, tokenizer = load_model(trained, chosen)
+    model, tokenizer = load_model(trained, chosen, compile)
     labels = labels_of_model(model) if config.task == "classification" else []
     with tempfile.TemporaryDirectory() as temporary:
         if data is None:

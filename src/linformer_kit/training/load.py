@@ -8,7 +8,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..errors import NEEDS_CODE, UserError, needs_code
 from ..models.configuration_linformer import LinformerConfig
-from ..precision import Precision, in_precision
+from ..precision import Precision, compiled, in_precision
 from .arguments import device_of
 from .model import MODELS
 from .run import TrainedModel
@@ -23,7 +23,9 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
-def load_model(trained: TrainedModel, precision: Precision) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def load_model(
+    trained: TrainedModel, precision: Precision, compile: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Load a model and its tokenizer with our classes and those of transformers: code in the directory never runs."""
     config = trained.config
     try:
@@ -35,7 +37,8 @@ def load_model(trained: TrainedModel, precision: Precision) -> tuple[PreTrainedM
     except Exception as error:  # safetensors, json and transformers raise different types
         reason = f"the tokenizer {NEEDS_CODE}" if needs_code(error) else " ".join(str(error).split())
         raise UserError(f"{trained.folder} cannot be loaded: {reason}") from error
-    return in_precision(model.to(device_of(config.training)).eval(), precision), tokenizer
+    model = in_precision(model.to(device_of(config.training)).eval(), precision)
+    return compiled(model) if compile else model, tokenizer
 
 
 def labels_of_model(model: PreTrainedModel) -> list[str]:

@@ -54,11 +54,12 @@ class Predictor:
         options: Options | None = None,
         warn: Any = print,
         precision: str = "auto",
+        compile: bool = False,
     ):
         quiet_libraries()
         trained = source if isinstance(source, TrainedModel) else open_model(source)
         self.config = trained.config
-        self.model, self.tokenizer = load_model(trained, inference_precision(precision, trained))
+        self.model, self.tokenizer = load_model(trained, inference_precision(precision, trained), compile)
         self.options, self.warn = options or Options(), warn
         self.count = 0
 

@@ -20,6 +20,7 @@ from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
 from ..errors import Stopped, UserError
 from ..files import atomic_directory, write_text
+from ..precision import compiled
 from ..process_memory import peak_resident
 from .announce import announce
 from .arguments import resolve_hardware, training_arguments
@@ -100,6 +101,8 @@ def make_trainer(config: RunConfig, prepared: Prepared, run: RunFolder) -> tuple
     """Build the model, the examples and the trainer from the configuration."""
     set_seed(config.seed)
     model = build_model(config, prepared.tokenizer, prepared.labels)
+    if config.training.compile:
+        compiled(model)
     transform = task_transform(config, prepared.tokenizer)
     train_rows, validation = prepared.splits["train"], prepared.splits["validation"]
     examples = (Stream if config.data.streaming else Examples)(train_rows, transform, config.seed)
