@@ -21,6 +21,7 @@ import typer
 from . import __version__
 from .errors import Stopped, UserError
 from .models.options_linformer import projection_names
+from .process_memory import preload_allocator
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -607,5 +608,12 @@ def spectrum(
         spectrum(model, text, length, pieces, error, output, Console())
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The program `linformer`."""
+    if sys.argv[1:2] == ["train"]:
+        preload_allocator()
     app()
+
+
+if __name__ == "__main__":
+    run()

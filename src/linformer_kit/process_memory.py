@@ -1,9 +1,34 @@
 """Memory of this process: its use, its release to the system, and errors that mean it is exhausted."""
 
 import ctypes
+import os
 import re
 import sys
 from pathlib import Path
+
+# allocators whose memory does not grow with the number of different tensor sizes, unlike that of glibc; the first is
+# used, with its name
+ALLOCATORS = {"libtcmalloc_minimal.so.4": "tcmalloc", "libtcmalloc.so.4": "tcmalloc", "libjemalloc.so.2": "jemalloc"}
+LIBRARY_FOLDERS = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
+
+
+def preloaded_allocator() -> str | None:
+    """The allocator that LD_PRELOAD names, if it is one of `ALLOCATORS`."""
+    loaded = os.environ.get("LD_PRELOAD", "")
+    return next((name for library, name in ALLOCATORS.items() if library in loaded), None)
+
+
+def preload_allocator() -> None:
+    """Start this program again with one of `ALLOCATORS`, if there is one and LD_PRELOAD is not set.
+
+    A process can only choose its allocator when it starts. The call does not return then.
+    """
+    if sys.platform != "linux" or "LD_PRELOAD" in os.environ:
+        return
+    patterns = [f"{folder}/{library}" for library in ALLOCATORS for folder in LIBRARY_FOLDERS]
+    found = next((path for pattern in patterns for path in Path("/").glob(pattern)), None)
+    if found is not None:
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": str(found)})
 
 
 def bytes_in(path: str, field: str) -> int | None:

@@ -8,7 +8,7 @@ from rich.table import Table
 from transformers import TrainerState
 
 from ..formatting import plural
-from ..process_memory import is_out_of_memory
+from ..process_memory import is_out_of_memory, preloaded_allocator
 from .batches import Examples
 from .config import RunConfig
 from .estimate import estimate
@@ -54,7 +54,8 @@ def announcement(trainer: LinformerTrainer, prepared: Prepared, config: RunConfi
         # training may still fit into memory: the estimate uses a copy of the model
         if not is_out_of_memory(error):
             raise
-    table.add_row("memory", memory)
+    allocator = preloaded_allocator()
+    table.add_row("memory", memory + (f"; allocator: {allocator}" if allocator else ""))
     table.add_row("time", duration)
     processes = plural(trainer.accelerator.num_processes, "process")
     compiled = ", compiled" if config.training.compile else ""
