@@ -72,7 +72,7 @@ MUTATIONS = [
         'return x.device.type == "cpu" and not (torch.is_grad_enabled()',
         "return not (torch.is_grad_enabled()",
         DEVICES,
-        "LinformerModel",
+        "accelerator and LinformerModel",
     ),
     Mutation(
         "chunks of tiles on an accelerator",
@@ -80,7 +80,7 @@ MUTATIONS = [
         'if context.near_keys_BPF.device.type != "cpu":',
         "if False:",
         DEVICES,
-        "window",
+        "accelerator and window",
     ),
     Mutation(
         "values are read on an accelerator",
@@ -88,7 +88,7 @@ MUTATIONS = [
         'return tensor.device.type == "cpu" and has_values(tensor)',
         'return tensor.device.type in ("cpu", "lazy")',
         DEVICES,
-        "LinformerModel",
+        "accelerator and LinformerModel",
     ),
     Mutation(
         "where no values are read, the cache grows by a block of summaries for each token",
@@ -165,8 +165,8 @@ MUTATIONS = [
     Mutation(
         "the cache of a graph loses the last token of an open block",
         "models/causal_linformer.py",
-        "most = int(still_open.max()) if max_length is None else self.block_length - 1",
-        "most = int(still_open.max()) if max_length is None else self.block_length - 2",
+        "most = self.block_length - 1 if max_length is not None",
+        "most = self.block_length - 2 if max_length is not None",
         CAUSAL,
         "fixed_size",
     ),

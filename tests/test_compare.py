@@ -255,7 +255,7 @@ def test_interleaved_lengths_share_their_rounds():
         (["--steps", "generation"], "linformer-kit has nothing to measure for layer × generation on torch"),
         (
             ["--implementations", "bert"],
-            "bert has nothing to measure for layer × forward on torch; it has the subjects encoder",
+            "bert has nothing to measure for layer × forward on torch in float32; it has the subjects encoder",
         ),
         (["--window-lengths", "-8"], "window_lengths[0] is -8; it must be at least 0"),
         (

@@ -36,6 +36,7 @@ MODEL = {
 TRAINING = {
     "steps": 16,
     "batch_size": 8,
+    "precision": "float32",
     "learning_rate": 3e-3,
     "evaluate_every": 8,
     "log_every": 1,

@@ -913,10 +913,12 @@ def test_a_run_of_another_format_is_named_as_such_before_its_keys_are_read(tmp_p
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """Let PyTorch report a GPU, or none."""
+    """Let PyTorch report a GPU, or none, and a CPU with or without instructions for bfloat16."""
 
-    def set_gpu(has_gpu, has_bfloat16=True):
+    def set_gpu(has_gpu, has_bfloat16=True, cpu_has_bfloat16=False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: cpu_has_bfloat16)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: has_bfloat16)
 
     return set_gpu
@@ -930,6 +932,9 @@ def hardware(config):
     ("gpu", "overrides", "expected"),
     [
         ((False,), (), ("cpu", "float32")),
+        ((False, False, True), (), ("cpu", "bfloat16")),
+        ((False, False, True), ("training.precision=float32",), ("cpu", "float32")),
+        ((True, False, True), (), ("cuda", "float32")),
         ((True, True), (), ("cuda", "bfloat16")),
         ((True, False), (), ("cuda", "float32")),
         ((True, True), ("training.device=cpu",), ("cpu", "float32")),

@@ -210,6 +210,7 @@ def tree_for(task, folder, **overrides):
             "learning_rate": 5e-3,
             "evaluate_every": STEPS[task] // 3,
             "device": "cpu",
+            "precision": "float32",  # on every machine; test_precision.py trains in others
         },
     }
     if tree["task"] != "classification":

@@ -615,5 +615,5 @@ def run() -> None:
     app()
 
 
-if __name__ == "__main__":
-    run()
+if __name__ == "__main__":  # `python -m`, as torchrun and studies start it, keeps its allocator
+    app()

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ..models.int8_linformer import Int8Linear
 from ..precision import in_precision
 from . import encoders, generators, keras_layers, layers
 from .checks import require_precision
@@ -177,7 +178,18 @@ def build(point: Point) -> nn.Module:
 def build_for_timing(point: Point) -> nn.Module:
     """The subject of a point on its device, in its precision."""
     model = build(point).to(point.device).train(point.step == "training")
+    if point.precision == "int8" and IMPLEMENTATIONS[point.implementation].package != KIT:
+        return with_int8_linears(model)
     return in_precision(model, point.precision)
+
+
+def with_int8_linears(model: nn.Module) -> nn.Module:
+    """A model of another package with 8-bit weights in all of its linear layers."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Linear:
+                setattr(module, name, Int8Linear.of(child))
+    return model
 
 
 def kind_of(point: Point) -> SubjectKind:
