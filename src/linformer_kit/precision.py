@@ -44,7 +44,7 @@ def in_precision(model: Model, precision: Precision) -> Model:
 
     - "bfloat16": under autocast, which converts the operands of matrix products, attention and convolutions. Weights,
       norms, residuals and the loss stay in float32. The model is changed in place.
-    - "int8": with linear layers of 8-bit weights, a copy (`quantize`).
+    - "int8": with linear layers of 8-bit weights, a copy (`quantize`); the other products in bfloat16 where it is fast.
 
     >>> from linformer_kit import LinformerAttention
     >>> layer = in_precision(LinformerAttention(64, 4), "bfloat16")
@@ -53,11 +53,11 @@ def in_precision(model: Model, precision: Precision) -> Model:
     """
     if precision == "int8" and not any(isinstance(module, Int8Linear) for module in model.modules()):
         try:
-            return quantize(model)
+            model = quantize(model)
         except ValueError as error:
             raise UserError(f"precision is int8: {error}") from error
-    if precision == "bfloat16":
-        device = next(chain(model.parameters(), model.buffers())).device.type
+    device = next(chain(model.parameters(), model.buffers())).device.type
+    if precision == "bfloat16" or (precision == "int8" and has_fast_bfloat16(device)):
         # around the method of the instance, so that all callers find it, such as `generate`
         model.forward = torch.autocast(device, torch.bfloat16)(model.forward)
     return model

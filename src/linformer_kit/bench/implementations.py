@@ -179,7 +179,7 @@ def build_for_timing(point: Point) -> nn.Module:
     """The subject of a point on its device, in its precision."""
     model = build(point).to(point.device).train(point.step == "training")
     if point.precision == "int8" and IMPLEMENTATIONS[point.implementation].package != KIT:
-        return with_int8_linears(model)
+        model = with_int8_linears(model)
     return in_precision(model, point.precision)
 
 

@@ -16,6 +16,8 @@ from .projection_linformer import Projection, is_static, make_projection
 
 # queries in one call of the fused kernel with gradients in half precision
 HALF_PRECISION_CHUNK = 4096
+# at most so many keys are compared in separate steps in bfloat16 on CPUs
+FEW_KEYS = 512
 
 
 def softmax_attention(
@@ -30,17 +32,23 @@ def softmax_attention(
     """`softmax(query keysᵀ / √D) values` over (..., L, D) and (..., K, D), and on request the weights, before dropout.
 
     `mask` is True at the keys that count, or is added to the scores. `fused` uses PyTorch's fused kernel, which never
-    stores the L × K weights.
+    stores the L × K weights, except where separate steps are faster.
     """
-    is_full = query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
-    if fused and dropout and mask is None and not need_weights and is_full:
-        # no fused kernel of the CPU has dropout, and PyTorch's separate steps also look for empty softmaxes
-        weights = (query * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)).softmax(dim=-1)
-        return F.dropout(weights, dropout) @ values, None
-    if fused and not need_weights:
+    if fused and not need_weights and not prefers_separate_steps(query, keys, mask, dropout):
         return fused_attention(query, keys, values, mask, dropout), None
     weights = softmax_weights(query, keys, mask)
     return F.dropout(weights, dropout) @ values, weights if need_weights else None
+
+
+def prefers_separate_steps(query: Tensor, keys: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether matrix products and a softmax are faster than PyTorch's fused kernel: in some cases on CPUs."""
+    if query.device.type != "cpu":
+        return False
+    if query.dtype == torch.bfloat16:
+        # the kernel reaches a third of the rate of a product; the weights of few keys are as small as other activations
+        return is_static(keys.shape[-2]) and keys.shape[-2] <= FEW_KEYS
+    # no fused kernel of the CPU has dropout, and PyTorch's separate steps also look for empty softmaxes
+    return dropout > 0 and mask is None and query.dtype != torch.float16
 
 
 def fused_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -66,7 +74,7 @@ def fused_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | 
 
 def softmax_weights(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
     """`softmax(query keysᵀ / √D)`, (..., L, K)."""
-    scores = query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    scores = query @ (keys / math.sqrt(query.shape[-1])).transpose(-1, -2)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(dim=-1).to(keys.dtype)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .options_linformer import ProjectionFacts, checked_options, list_names
+from .validation_linformer import compute_dtype
 
 
 class Projected(NamedTuple):
@@ -332,7 +333,8 @@ class DenseProjection(Projection):
         """`Eᵀ X`, (B, M, K, C)."""
         E, scale = matrices
         # E and F in one product, so that X is read once; bmm, because matmul would copy X to fold the batch into it
-        E_BFN = E.flatten(-2).transpose(-1, -2).expand(x_BNC.shape[0], -1, -1)
+        # in the dtype of the product: autocast would convert E once for each example
+        E_BFN = E.to(compute_dtype(x_BNC)).flatten(-2).transpose(-1, -2).expand(x_BNC.shape[0], -1, -1)
         rows_BMKC = torch.bmm(E_BFN, x_BNC).unflatten(1, (self.matrices, self.projected_length))
         return rows_BMKC if scale is None else scaled(rows_BMKC, scale[..., None])
 
