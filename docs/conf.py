@@ -40,7 +40,7 @@ NAVIGATION = {
         *("docs/configuration", "docs/distributed", "docs/reproducibility"),
     ],
     "Models": [
-        *("docs/encoders", "docs/quantization", "docs/encoder-decoder", "docs/switching"),
+        *("docs/encoders", "docs/speed", "docs/quantization", "docs/encoder-decoder", "docs/switching"),
         *("docs/keras", "docs/keras-multiheadattention", "docs/api"),
     ],
     "Measure": [

@@ -67,6 +67,30 @@ KERAS, IMPORT = "tests/on_each_backend", "tests/test_import.py"
 MUTATIONS = [
     # models
     Mutation(
+        "gradients of keys and values are added in bfloat16",
+        "models/multihead_linformer.py",
+        "if not (is_half and is_static(length) and length > HALF_PRECISION_CHUNK):",
+        "if True:",
+        "tests/test_precision.py",
+        "fused_kernel",
+    ),
+    Mutation(
+        "a model computes in float32 if bfloat16 is asked for",
+        "precision.py",
+        "model.forward = torch.autocast(device, torch.bfloat16)(model.forward)",
+        "pass",
+        "tests/test_precision.py",
+        "asked_for",
+    ),
+    Mutation(
+        "auto is float32 on a CPU with bfloat16",
+        "precision.py",
+        'if kind == "cpu":',
+        'if kind == "no":',
+        "tests/test_training_parts.py",
+        "resolved_to_a_device",
+    ),
+    Mutation(
         "chunks for the cache of a CPU on an accelerator",
         "models/validation_linformer.py",
         'return x.device.type == "cpu" and not (torch.is_grad_enabled()',

@@ -18,6 +18,7 @@ from linformer_kit.bench.implementations import build_for_timing, can_do, check
 from linformer_kit.bench.point import Point
 from linformer_kit.bench.sweep import read_sweep
 from linformer_kit.errors import UserError
+from linformer_kit.models import multihead_linformer
 from linformer_kit.models.int8_linformer import Int8Linear
 from linformer_kit.models.projection_linformer import Projection
 from linformer_kit.precision import compiled, in_precision
@@ -47,7 +48,18 @@ def test_sums_over_many_tokens_keep_their_precision_in_bfloat16(projection, leng
     layer = LinformerAttention(8, 1, max_length=length, projected_length=8, projection=projection, **options)
     if projection == "random":  # rows of unit variance; otherwise they grow with the square root of the length
         layer.projection.weight *= (8 / length) ** 0.5
-    x, upstream = waves(length, 8), waves(length, 8)
+    require_precision(layer, length)
+
+
+def test_the_fused_kernel_keeps_the_precision_of_sums_over_many_tokens(monkeypatch):
+    """It is used for many keys."""
+    monkeypatch.setattr(multihead_linformer, "FEW_KEYS", 7)
+    require_precision(LinformerAttention(16, 2, max_length=262_144, projected_length=16), 262_144)
+
+
+def require_precision(layer, length):
+    """Compare a layer under autocast with itself in float64: outputs and gradients."""
+    x, upstream = waves(length, layer.embed_dim), waves(length, layer.embed_dim)
     mask = (torch.arange(length) < length - 5)[None]
 
     def outputs_and_gradients(layer, dtype, autocast):
@@ -55,11 +67,11 @@ def test_sums_over_many_tokens_keep_their_precision_in_bfloat16(projection, leng
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             output = layer(leaf, mask=mask)
             with torch.no_grad():
-                unchunked = layer(leaf, mask=mask)
+                in_chunks = layer(leaf, mask=mask)
         output.backward(upstream.to(output.dtype))
         gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
         del gradients["key.bias"]  # zero: the softmax does not change with it
-        return {"output": output.detach(), "without gradients": unchunked, "x": leaf.grad, **gradients}
+        return {"output": output.detach(), "without gradients": in_chunks, "x": leaf.grad, **gradients}
 
     exact = outputs_and_gradients(copy.deepcopy(layer).double(), torch.float64, autocast=False)
     found = outputs_and_gradients(layer, torch.float32, autocast=True)

@@ -726,7 +726,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         pooled_BC = pooled(outputs.last_hidden_state, attention_mask, self.config.classifier_pooling)
         logits = self.classifier(self.dropout(self.head(pooled_BC)))
-        loss = None if labels is None else self._loss(at_least_float32(logits), labels, **kwargs)
+        loss = None if labels is None else self._loss(logits, labels, **kwargs)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -841,10 +841,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         loss = None
         if start_positions is not None and end_positions is not None:
             check_spans(start_positions, end_positions, start_logits.shape[0])
-            positions = (start_positions, end_positions)
-            loss = self.loss_function(
-                at_least_float32(start_logits), at_least_float32(end_logits), *positions, **kwargs
-            )
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits,
