@@ -114,8 +114,8 @@ def test_a_model_computes_in_the_precision_that_is_asked_for(classifier):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-def test_a_run_is_evaluated_and_predicts_in_any_precision(trained_run, precision):
-    run = trained_run("classification").run
+def test_a_run_is_evaluated_and_predicts_in_any_precision(trained_run, tmp_path, precision):
+    run = shutil.copytree(trained_run("classification").run, tmp_path / "run")
     command("evaluate", run, "--precision", precision)
     lower = read_json(run / "evaluation.json")
     assert lower["precision"] == precision
