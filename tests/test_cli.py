@@ -186,3 +186,23 @@ with report_user_errors():
     assert signal.getsignal(signal.SIGTERM) is end_on_signal
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_an_interrupt_in_a_destructor_is_not_lost():
+    """Python ignores exceptions there; a library that is being imported may run many destructors."""
+    code = """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from linformer_kit.cli import report_user_errors
+
+class Interrupted:
+    def __del__(self):
+        raise KeyboardInterrupt
+
+with report_user_errors():
+    Interrupted()
+    time.sleep(100)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "Stopped." in run.stderr

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -47,10 +48,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
+def repeat_lost_interrupt(lost: "sys.UnraisableHookArgs") -> None:
+    """Repeat a Ctrl-C that arrived in a destructor, where Python ignores exceptions."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        repeat = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        repeat.daemon = True
+        repeat.start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
 @contextmanager
 def report_user_errors() -> Iterator[None]:
     """Print errors caused by user input as one line, with exit code 2; a signal gives 128 + its number."""
-    before = signal.signal(signal.SIGTERM, end_on_signal), warnings.formatwarning
+    before = signal.signal(signal.SIGTERM, end_on_signal), warnings.formatwarning, sys.unraisablehook
+    sys.unraisablehook = repeat_lost_interrupt
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"  # without a line of our source
     try:
         yield
@@ -73,6 +85,7 @@ def report_user_errors() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before[0])
         warnings.formatwarning = before[1]
+        sys.unraisablehook = before[2]
 
 
 @contextmanager
