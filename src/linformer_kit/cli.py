@@ -156,14 +156,6 @@ class FigureKind(StrEnum):
     slots = "slots"
 
 
-class WeightPrecision(StrEnum):
-    """Precision of the weights of an exported model."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    int8 = "int8"
-
-
 class Precision(StrEnum):
     """Precision of matrix products in inference."""
 
@@ -171,6 +163,12 @@ class Precision(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     int8 = "int8"
+
+
+# of the weights of an exported model
+WEIGHT_PRECISIONS = [each.value for each in Precision if each.value != "auto"]
+WeightPrecision = StrEnum("WeightPrecision", WEIGHT_PRECISIONS)  # type: ignore[misc]
+DEFAULT_WEIGHTS = WeightPrecision("float32")
 
 
 class InputUnit(StrEnum):
@@ -354,7 +352,7 @@ def export(
         typer.Argument(metavar="RUN|MODEL", help="As for predict, or a saved model.", autocompletion=complete_run),
     ],
     output: Annotated[Path, typer.Option(help="Directory for the exported model.")],
-    precision: Annotated[WeightPrecision, typer.Option(help="Precision of the weights.")] = WeightPrecision.float32,
+    precision: Annotated[WeightPrecision, typer.Option(help="Precision of the weights.")] = DEFAULT_WEIGHTS,
 ) -> None:
     """Write the model of a run in another precision, with its tokenizer, for transformers, evaluate and predict."""
     with report_user_errors():
